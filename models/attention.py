@@ -4,10 +4,10 @@ Shapes: N pictures, R rows that share a picture's grid (captions in training, be
 grid, P' positions attended, D channels of an annotation vector, H of the hidden state, A of keys and queries. The keys
 depend on the picture alone: they are computed once, by `keys`, and shared by all rows and steps.
 
-The positions attended are those of the grid, P' = P, or weighted means of them: `pool` (P', P), whose rows sum to one.
-In the second case the keys are pooled, which is exact because their projection is affine, and the alphas are spread
-over the grid's positions before the context is computed. The result is that of an attention over pooled annotation
-vectors, but these are never computed.
+The attended positions are the grid's (P' = P), or weighted means of them by `pool` (P', P), whose rows sum to one. In
+the second case the keys are pooled, which is exact because their projection is affine, and the alphas are spread over
+the grid's positions before the context is computed. The result equals attention over pooled annotation vectors, which
+are never computed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def pooling(side: tuple[int, int], presented: int, device: torch.device) -> Tens
 
 
 def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
-    """Return the values (N, P', X) of the positions attended, given those of the grid's positions (N, P, X).
+    """Return the values (N, P', X) of the attended positions, from the values (N, P, X) of the grid's positions.
 
     pool (P', P), or None where the positions are the same.
     """
@@ -68,7 +68,7 @@ def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
 
 
 def spread(alphas: Tensor, pool: Tensor | None) -> Tensor:
-    """Return the weights (N, R, P) of the grid's positions, given those of the positions attended (N, R, P').
+    """Return the alphas (N, R, P) of the grid's positions, from the alphas (N, R, P') of the attended positions.
 
     pool (P', P), or None where the positions are the same.
     """
@@ -76,7 +76,7 @@ def spread(alphas: Tensor, pool: Tensor | None) -> Tensor:
 
 
 def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
-    """Return the mean annotation vector (N, 1, D) of the positions attended, given those of the grid (N, P, D)."""
+    """Return the mean annotation vector (N, 1, D) of the attended positions, from the grid's vectors (N, P, D)."""
     if pool is None:
         return annotations.mean(dim=1, keepdim=True)
     return pool.mean(dim=0, keepdim=True).to(annotations.dtype) @ annotations
@@ -85,8 +85,8 @@ def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
 class AdditiveAttention(Attention):
     """Additive attention, score = v . tanh(W_a a + W_h h) (Bahdanau et al. 2015).
 
-    It is the f_att of Xu et al. 2015, equations 4 to 6. relu: with max(0, .) in place of tanh, as most implementations
-    in PyTorch have it. Their biases of W_h and v add nothing: the first adds to that of W_a, the softmax cancels the
+    It is the f_att of Xu et al. 2015, equations 4 to 6. relu: max(0, .) in place of tanh, as in most PyTorch
+    implementations. Their biases of W_h and v are redundant: the first adds to the bias of W_a, the softmax cancels the
     second.
     """
 
@@ -138,8 +138,8 @@ class DotAttention(Attention):
 def make_attention(kind: Attentions, channels: int, hidden: int, size: int = 512) -> Attention:
     """Build the attention function of a kind.
 
-    channels: D. hidden: H. size: A, of the additive attention's layer. Raises ValueError for an unknown kind and for
-    sizes that do not fit together.
+    channels: D. hidden: H. size: A, for additive attention. Raises ValueError for an unknown kind and for sizes that
+    do not fit together.
     """
     if kind not in get_args(Attentions):
         raise ValueError(f"unknown attention {kind!r}; known: {', '.join(get_args(Attentions))}")

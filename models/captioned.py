@@ -1,4 +1,4 @@
-"""The result of captioning, and the captioner that every runtime has in common: this file needs no torch."""
+"""The result of captioning, and the captioner base class that all runtimes share; this file needs no torch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Grids = npt.NDArray[np.float16]  # (N, h, w, C)
 class Supporting:
     """A training picture whose captions support a caption.
 
-    picture: its number in the memory. captions: of the picture. cosine: its similarity to the photograph. support: the
-    mean CIDEr-D of the caption to these, from 0 to 1.
+    picture: its number in the memory. captions: its captions. cosine: its similarity to the photograph. support: the
+    mean CIDEr-D of the caption against these captions, from 0 to 1.
     """
 
     picture: int
@@ -51,16 +51,16 @@ class Supporting:
 class Captioned:
     """The result of captioning one photograph.
 
-    tokens: the words or byte pairs of the caption. token_probabilities: of each of them, given the picture and the
-    tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
-    the caption is acceptable; None where there is none. no_confidence: why there is none, or None: none was fitted, or
-    it was fitted to captions of another search. distance: of the photograph from those that the model was trained on,
-    from 0 to 2 (`LookedUp.distances`). alternatives: (caption, log-probability) of the next best captions. attention:
-    the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not requested. supporting: the
-    training pictures that support the caption the most; None if not requested. error: why there is no caption, or None.
+    tokens: the words or byte pairs of the caption. token_probabilities: each token's probability, given the picture and
+    the tokens before it. log_probability: the natural logarithm of the caption's probability, including END.
+    confidence: the probability that the caption is acceptable, or None. no_confidence: why there is no confidence, or
+    None: none was fitted, or it was fitted to captions of another search. distance: between the photograph and the
+    training pictures, from 0 to 2 (`LookedUp.distances`). alternatives: (caption, log-probability) of the next best
+    captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
+    requested. supporting: the training pictures that support the caption the most; None if not requested. error: why
+    there is no caption, or None.
 
-    Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
-    alternatives.
+    If the confidence is below `min_confidence`, `caption` is the replacement text, without tokens and alternatives.
     """
 
     caption: str = ""
@@ -77,12 +77,12 @@ class Captioned:
 
 
 class BaseCaptioner(ABC):
-    """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
+    """A model that captions encoded photographs. Calls do not change its state, so threads may share it.
 
-    config: as saved, see the captioners. decoding: how it was evaluated. memory: of its training pictures. neighbours:
-    how these rank captions; None where they do not. attends: whether its decoder attends to the grid before each word.
-    attention_grid: the side of the positions attended; None for those of the grid. interpolation: by which photographs
-    are resized. steps: its decoder's. confidence: None where its captions have none.
+    config: as saved, see the subclasses. decoding: the settings it was evaluated with. memory: its training pictures.
+    neighbours: how similar training pictures rank captions; None if they do not. attends: whether the decoder attends
+    to the grid before each word. attention_grid: the side of the attended positions; None for the grid's own.
+    interpolation: how photographs are resized. steps: the decoder's. confidence: None if captions have none.
     """
 
     attends: bool
@@ -102,14 +102,14 @@ class BaseCaptioner(ABC):
 
     @property
     def takes_grids(self) -> bool:
-        """Return whether it takes grids in place of photographs, because others made those it was trained on."""
+        """Return whether it takes grids in place of photographs, because it was trained on grids made elsewhere."""
         return takes_grids(self.config)
 
     def caption(self, photographs: Sequence[bytes], **decoding: Any) -> list[Captioned]:
         """Return a result for each encoded photograph (JPEG, PNG, WebP, ...), in order.
 
         decoding: as in `from_grid`. The result of a photograph that cannot be decoded has the reason as its `error`;
-        the others get their captions. Without a backbone, each is a .npy file of a grid in place of a photograph.
+        the others get their captions. Without a backbone, each item is the .npy file of a grid.
         """
         results: list[Captioned] = []
         for start in range(0, len(photographs), _BATCH):
@@ -120,7 +120,7 @@ class BaseCaptioner(ABC):
         """Return a result for each of at most `_BATCH` photographs."""
         pictures: list[Picture] = []
         keys: list[int] = []
-        errors: list[str | None] = []  # of each photograph; None where a caption is to come
+        errors: list[str | None] = []  # one per photograph; None if it gets a caption
         for photograph in photographs:
             try:
                 pictures.append(self._picture(photograph))
@@ -160,10 +160,9 @@ class BaseCaptioner(ABC):
 
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
         decoder without attention. explain: whether to return the training pictures that support a caption; ValueError
-        where neighbours do not rank captions. min_confidence: from 0 to 1; a caption of which the model is less
-        confident is replaced by the text `otherwise`; ValueError where captions of this model or this search have no
-        confidence. decoding: fields of Decoding, see `settings_of`. Raises ValueError for values that do not go
-        together.
+        where neighbours do not rank captions. min_confidence: from 0 to 1; captions of lower confidence are replaced by
+        the text `otherwise`; ValueError where captions of this model or this search have no confidence. decoding:
+        fields of Decoding, see `settings_of`. Raises ValueError for values that do not go together.
         """
         settings = settings_of(self.decoding, decoding)
         no_confidence = self._why_no_confidence(settings)
@@ -206,7 +205,7 @@ class BaseCaptioner(ABC):
         return f"it was fitted to captions of {', '.join(changed)}" if changed else None
 
     def _ranked(self, start: State, found: Sequence[list[Caption]], near: LookedUp, settings: Decoding) -> list[Ranked]:
-        """Return the captions of each of N pictures as they are ranked.
+        """Return the ranked captions of each of N pictures.
 
         start: the state before the first word. near: the most similar training pictures.
         """
@@ -221,7 +220,7 @@ class BaseCaptioner(ABC):
         return rank(self.memory.captions, near, found, self.neighbours, settings, read_copies)
 
     def _supporting(self, ranked: Ranked) -> list[Supporting]:
-        """Return the training pictures that support the best caption of a picture the most, the strongest first."""
+        """Return the training pictures that most support the best caption of a picture, strongest first."""
         said, neighbours, kept = ranked.consulted, self.neighbours, self.memory.captions
         if said is None or neighbours is None or kept is None:
             raise ValueError("neighbours: none rank these captions, so none explain them: the model card says why")
@@ -242,14 +241,14 @@ class BaseCaptioner(ABC):
         return start
 
     def _maps(self, start: State, captions: Sequence[Caption], sides: Sequence[int]) -> list[npt.NDArray[np.float32]]:
-        """Return the attention maps (tokens, h, w) of a caption of each picture. sides: (h, w), of the grid."""
+        """Return the attention maps (tokens, h, w) of one caption per picture. sides: (h, w) of the grid."""
         _, alphas = read(self.steps, start, [[caption.with_end] for caption in captions], with_alphas=True)
         height, width = sides if self.attention_grid is None else (self.attention_grid,) * 2
         lengths = [len(caption.tokens) for caption in captions]
         return [own[0, :length].reshape(length, height, width) for own, length in zip(alphas, lengths, strict=True)]
 
     def _result(self, n_best: Sequence[Caption]) -> Captioned:
-        """Return the result of a picture, given its captions, best first: without confidence and maps."""
+        """Return the result of a picture, without confidence and maps. n_best: its captions, best first."""
         best = n_best[0]
         texts = [(self.vocabulary.text(caption.tokens), caption.log_probability) for caption in n_best]
         return Captioned(
@@ -261,7 +260,7 @@ class BaseCaptioner(ABC):
         )
 
     def from_cached(self, grids: Grids, keys: Sequence[int], **decoding: Any) -> list[Captioned]:
-        """Return a result for each grid of a store, (N, h, w, C) float16, in order: as of the photographs themselves.
+        """Return a result for each grid of a store, (N, h, w, C) float16, in order: the same as for its photograph.
 
         keys: `key_of_digest` of each photograph. decoding: as in `from_grid`.
         """
@@ -274,9 +273,9 @@ class BaseCaptioner(ABC):
     def likely_words(self, grid: Grids, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
         """Return the likeliest tokens at each place of a caption, given the tokens before it, by teacher forcing.
 
-        grid (1, h, w, C) float16: of its photograph. tokens: of the caption. number: of tokens at each place, fewer
-        where the vocabulary has no more. Each has its probability; the likeliest comes first, and the end of the
-        caption and tokens that no caption contains are left out.
+        grid (1, h, w, C) float16: the photograph's. tokens: the caption's. number: how many tokens at each place, fewer
+        if the vocabulary is smaller. Each comes with its probability, likeliest first. END and tokens that no caption
+        contains are left out.
         """
         state: Any = self.steps.start(np.asarray(grid, np.float32))
         found = []
@@ -295,10 +294,10 @@ def takes_grids(config: Mapping[str, Any]) -> bool:
 
 
 def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
-    """Return the settings of a search. evaluated: those that the model was evaluated with. given: fields of Decoding.
+    """Return the settings of a search. evaluated: those the model was evaluated with. given: fields of Decoding.
 
-    Fields left out, or None, are as evaluated, except that a beam selects beam search, and a temperature, top_k or
-    top_p selects sampling, unless `search` is given; and that n_best widens a beam that is not given; and that sampling
+    Fields that are missing or None are as evaluated, with these exceptions: unless `search` is given, a beam selects
+    beam search, and a temperature, top_k or top_p selects sampling; n_best widens a beam that is not given; sampling
     consults no neighbours. Raises ValueError for values that do not go together.
     """
     known = {option.name for option in fields(Decoding)}
@@ -329,7 +328,7 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
 
 
 def withheld(results: Sequence[Captioned], min_confidence: float, otherwise: str) -> list[Captioned]:
-    """Return the results, with the text `otherwise` in place of captions of less confidence than asked for."""
+    """Return the results, with the text `otherwise` in place of captions of confidence below `min_confidence`."""
     return [
         replace(
             result,
@@ -354,5 +353,5 @@ def key_of(photograph: bytes) -> int:
 
 
 def key_of_digest(digest: str) -> int:
-    """Return the `key_of` a photograph, given its SHA-256 digest (hex)."""
+    """Return `key_of` of the photograph with this SHA-256 digest (hex)."""
     return int(digest[:12], 16)

@@ -2,7 +2,7 @@
 
 A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors, decoder.safetensors, memory.npz
 and, where its captions have a confidence, confidence.npz; nothing in it is pickled. A registered model is such a folder
-with a copy of this package beside it.
+with a copy of this package next to it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Captioner(BaseCaptioner):
     """A captioner in torch.
 
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
-    projection, where it has one), `decoder` (the arguments of `decoders.ensemble.make`) and
-    `decoding` (the fields of options.Decoding), and `neighbours` (those of options.Neighbours, or None where they do
-    not rank captions). Without a backbone it takes grids in place of photographs, and
-    `backbone` has their `shape` (h, w, C). confidence: None where its captions have none.
+    projection, if it has one), `decoder` (the arguments of `decoders.ensemble.make`), `decoding` (the fields of
+    options.Decoding) and `neighbours` (the fields of options.Neighbours, or None if they do not rank captions). Without
+    a backbone it takes grids in place of photographs, and `backbone` has their `shape` (h, w, C). confidence: None if
+    captions have none.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """The confidence of a caption: the probability that it is acceptable, by a logistic regression that was fitted to
 captions of held-out pictures.
 
-What is known of a caption are five numbers: its log-probability, and the mean of it over its words; how similar it is
-to the captions of similar training pictures; how much likelier its words are for this picture than for the mean of the
-training pictures, which is what the decoder says without looking; and how far the picture is from the training
-pictures, by nearest neighbours (Sun et al. 2022, "Out-of-distribution detection with deep nearest neighbors"). The
-regression knows only pictures like those it was fitted to: of pictures that are farther away than hardly any of those,
-the confidence falls as they get rarer.
+Its features are five numbers: the log-probability of the caption; its mean per word; the similarity to the captions of
+similar training pictures; the gain, which is how much likelier the words are for this picture than for the mean grid of
+the training pictures (what the decoder says without looking); and the picture's distance from the training pictures, by
+nearest neighbours (Sun et al. 2022, "Out-of-distribution detection with deep nearest neighbors"). The regression holds
+only for pictures like those it was fitted to. For pictures that are farther away than nearly all of those, the
+confidence is therefore reduced, in proportion to how rare such distances are.
 
 This file needs no torch: captioners of every runtime share it.
 """
@@ -25,7 +25,7 @@ from .search import Caption, State, Steps, read
 
 FEATURES = ("log_probability", "mean_log_probability", "similarity", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
-_RARE = 0.02  # share of the held-out pictures that are as far away, below which the confidence falls
+_RARE = 0.02  # the confidence is reduced if a smaller share of the held-out pictures is as far away
 _FILE = "confidence.npz"
 
 
@@ -33,9 +33,8 @@ _FILE = "confidence.npz"
 class Confidence:
     """A fitted confidence.
 
-    means, scales, weights (F,), bias (1,) float32: the logistic regression of the
-    scaled features. tail (2,) float32: the distance that the share `TAIL` of the held-out pictures exceed, and their
-    mean excess.
+    means, scales, weights (F,), bias (1,) float32: the logistic regression of the scaled features. tail (2,) float32:
+    the distance that the share `TAIL` of the held-out pictures exceeds, and their mean excess.
     """
 
     means: Floats
@@ -56,7 +55,7 @@ class Confidence:
 
     @property
     def needs_gain(self) -> bool:
-        """Return whether it weighs how much likelier the words are than for the mean grid."""
+        """Return whether the gain has a weight other than zero."""
         return bool(self.weights[FEATURES.index("gain")])
 
     def save(self, folder: Path) -> None:
@@ -75,10 +74,10 @@ class Confidence:
 def features_of(
     decoder: Steps, blind: State | None, distances: Floats, similarities: Floats, captions: Sequence[Caption]
 ) -> Floats:
-    """Return the `FEATURES` of a caption of each of N pictures, (N, F) float32.
+    """Return the `FEATURES` of one caption per picture, (N, F) float32.
 
-    blind: the state before the first word for the training pictures' mean grid; None where nothing weighs the gain,
-    which is then 0. distances (N,): of the pictures. similarities (N,): of the captions to those of similar training
+    blind: the state before the first word for the training pictures' mean grid; None if the gain is not needed, which
+    is then 0. distances (N,): of the pictures. similarities (N,): of the captions to those of similar training
     pictures, 0 where these are not consulted.
     """
     lengths = np.array([max(len(caption.of_words), 1) for caption in captions], np.float32)

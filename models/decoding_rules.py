@@ -1,4 +1,4 @@
-"""The rules of decoding: which words may come next, and among which of them sampling draws."""
+"""The rules of decoding: which words may come next, and which of them sampling draws from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Words = npt.NDArray[np.int64]
 
 
 def rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) -> Floats:
-    """Return log-probabilities (N, R, K) of words (N, R, K), with those that `decoding` forbids at -inf.
+    """Return log-probabilities (N, R, K) of words (N, R, K), set to -inf where `decoding` forbids the word.
 
-    before (N, R, t): the words so far. Where no word would be left, END remains allowed.
+    before (N, R, t): the words so far. If no word would be left, END stays allowed.
     """
     length, size = before.shape[2], decoding.no_repeat
     echoes = decoding.no_echo and length > 0
@@ -25,7 +25,7 @@ def rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) ->
     if echoes:
         ruled_out |= words == before[:, :, -1:]
     if 0 < size <= length:
-        # Each n-gram so far, by its first words, against the words that the next one would make an n-gram.
+        # Compare the first words of each n-gram so far with the last words, which the next word would complete.
         repeated = np.ones((*before.shape[:2], length - size + 1), np.bool_)
         for place in range(size - 1):
             first = before[:, :, place : place + length - size + 1]
@@ -38,7 +38,7 @@ def rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) ->
 
 
 def truncate(scores: Floats, decoding: Decoding) -> Floats:
-    """Return scores (N, R, V) divided by the temperature, with the words that top_k and top_p cut off at -inf."""
+    """Return scores (N, R, V) divided by the temperature, and -inf for words cut off by top_k or top_p."""
     if decoding.temperature != 1:
         scores = scores / np.float32(decoding.temperature)
     if decoding.top_k:

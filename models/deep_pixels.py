@@ -1,6 +1,6 @@
-"""Pictures of more than 8 bits a value: 16-bit, 32-bit and float values -> 8 bits, by what each picture uses.
+"""Pictures of more than 8 bits a value: 16-bit, 32-bit and float values -> 8 bits, by the range each picture uses.
 
-Scanners, microscopes and X-ray detectors write 10, 12 or 14 bits into files of 16. Scaled by 65,535 those are black.
+Scanners, microscopes and X-ray detectors write 10, 12 or 14 bits into 16-bit files. Scaled by 65,535 these are black.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 _BITS = (8, 10, 12, 14, 16)
-_PART = 2**20  # values that are scaled at once: all of a large picture would take GiBs
+_PART = 2**20  # values scaled at once: all of a large picture's would take GiBs
 
 
 def deep_values(image: Image.Image, data: bytes) -> npt.NDArray[Any] | None:
@@ -28,7 +28,7 @@ def deep_values(image: Image.Image, data: bytes) -> npt.NDArray[Any] | None:
     swapped = _swapped(image)
     if swapped is None:
         return None
-    # Pillow keeps the high byte of each 16-bit colour. With the byte order swapped it keeps the low one.
+    # Pillow keeps the high byte of each 16-bit colour; with the byte order swapped, the low one.
     with Image.open(io.BytesIO(data), formats=(str(image.format),)) as low:
         low.tile = swapped
         values = np.asarray(image).astype(np.uint16)
@@ -52,8 +52,8 @@ def _swapped(image: Image.Image) -> list[Any] | None:
 def to_8_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return values as 0 to 255, uint8: 0 stays black, and the end of the range that the picture uses becomes white.
 
-    That is 1 for floats up to 1, else the largest number of the smallest of 8, 10, 12, 14 or 16 bits that holds the
-    maximum, or the maximum itself where it is larger. With negative values, the minimum becomes black, and the maximum
+    White is 1 for floats up to 1. Otherwise it is the largest number of 8, 10, 12, 14 or 16 bits, the fewest that hold
+    the maximum, or the maximum itself if it is larger. With negative values, the minimum becomes black and the maximum
     white. NaN is black.
     """
     if values.ndim == 3 and values.shape[2] == 4:  # opacity has a range of its own

@@ -19,7 +19,7 @@ from .out_of_memory import is_out_of_memory
 from .picture_formats import FORMATS, MAX_PIXELS, Fit, Interpolation, not_a_picture
 
 Pixels = npt.NDArray[np.uint8]
-# What `admit` takes.
+# The limits of `admit`.
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -41,8 +41,8 @@ _KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 def opened(data: bytes) -> Iterator[Image.Image]:
     """Open an encoded picture, for the block to decode.
 
-    Raises ValueError, with the reason, for data that is no picture, is truncated, or has over 100 million pixels, and
-    MemoryError where this machine has no memory for it, which is no fault of the data; errors of the block too.
+    Errors in the block included, raises ValueError, with the reason, for data that is no picture, is truncated, or has
+    over 100 million pixels, and MemoryError if this machine has no memory for it, which is no fault of the data.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -65,22 +65,22 @@ def decode(data: bytes) -> Pixels:
     Grey, palette and CMYK pictures become RGB; values of more than 8 bits are scaled by the range that the picture uses
     (see `deep_pixels.to_8_bits`); transparent pixels are blended with white; EXIF orientation is applied. Raises
     ValueError, with the reason, for data that is not such a picture, is truncated or damaged, or has over 100 million
-    pixels, and MemoryError where this machine has no memory for it, which is no fault of the data.
+    pixels, and MemoryError if this machine has no memory for it, which is no fault of the data.
     """
     with opened(data) as image:
         if image.format not in _JPEG:
             return upright_pixels(image, data)
         pixels = _decode_jpeg(data, "CMYK" if image.mode == "CMYK" else "RGB")
-        if image.mode == "CMYK":  # its colours are Pillow's
+        if image.mode == "CMYK":  # Pillow converts its colours
             return upright_pixels(image, data)
         turn = _TURNS.get(_orientation(image))
         return pixels if turn is None else np.array(Image.fromarray(pixels).transpose(turn))
 
 
 def _decode_jpeg(data: bytes, colours: str) -> Pixels:
-    """Return the pixels of a JPEG file (H, W, C); ValueError where any part of it is missing or damaged.
+    """Return the pixels of a JPEG file (H, W, C); ValueError if any part of it is missing or damaged.
 
-    Pillow and libjpeg decode a truncated file that has an end marker without an error: what is missing becomes grey.
+    Pillow and libjpeg decode a truncated file that has an end marker without an error: the missing part becomes grey.
     """
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, colours, strict=True)
@@ -93,20 +93,20 @@ def _decode_jpeg(data: bytes, colours: str) -> Pixels:
 
 
 def upright_pixels(image: Image.Image, data: bytes) -> Pixels:
-    """Return the upright RGB picture of a file that is opened and not loaded, uint8 (H, W, 3). data: its content."""
+    """Return the upright RGB picture of an opened file not loaded yet, uint8 (H, W, 3). data: its content."""
     values = deep_values(image, data)
     image.load()
     turn = _TURNS.get(_orientation(image))
     if values is not None:
         scaled = to_8_bits(values)
-        # Pillow inverts such a TIFF of 8 bits itself.
+        # Pillow itself inverts 8-bit TIFFs only.
         is_inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
         image = Image.fromarray(255 - scaled if is_inverted else scaled)
     return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return how the pixels are stored, by EXIF; 1, which is upright, if the EXIF data is missing or broken."""
+    """Return the EXIF orientation; 1, which is upright, if the EXIF data is missing or broken."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # SyntaxError, struct.error, ...: the pixels are sound even where the EXIF data is broken
@@ -123,7 +123,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def seen(photograph: Pixels, fit: Fit) -> Pixels:
-    """Return the part of a photograph (H, W, 3) that a backbone is given: all for `squash`, the middle for `crop`."""
+    """Return the part of a photograph (H, W, 3) that a backbone sees: all for `squash`, the middle for `crop`."""
     if fit == "squash":
         return photograph
     height, width = photograph.shape[:2]
@@ -143,7 +143,7 @@ def resize(photograph: Pixels, size: int, fit: Fit, interpolation: Interpolation
 
 
 class _LongHeaderError(Exception):
-    """An error for a header that takes more reads than that of any photograph."""
+    """An error for a header that takes more reads than any photograph's."""
 
 
 class _HeaderReader(io.BytesIO):
@@ -165,13 +165,12 @@ class _HeaderReader(io.BytesIO):
 def admit(data: bytes) -> int:
     """Return the number of pixels of an untrusted photograph, by its header alone; ValueError if it is refused.
 
-    It takes fewer bytes and pixels than `decode`, and refuses pictures crafted to be slow: a JPEG of thousands
-    of scans, or a header of so many parts or so much junk that reading it takes long.
+    Its limits of bytes and pixels are below those of `decode`, and it refuses pictures crafted to be slow: a JPEG of
+    thousands of scans, or a header of so many parts or so much junk that reading it takes long.
     """
     if len(data) > ADMITTED_BYTES:
         raise ValueError(f"has {len(data):,} bytes, over the limit of {ADMITTED_BYTES:,}")
-    # SOS and APP1: neither marker occurs within the coded pixels; a photograph has one to ten scans and a segment or
-    # two.
+    # SOS and APP1: neither marker occurs in coded pixels; a photograph has one to ten scans and one or two segments.
     if data[:2] == b"\xff\xd8" and max(data.count(b"\xff\xda"), data.count(b"\xff\xe1")) > _ADMITTED_MARKERS:
         raise ValueError("has more scans or segments than any photograph")
     try:
@@ -185,6 +184,6 @@ def admit(data: bytes) -> int:
         raise ValueError(not_a_picture(data)) from None
     if pixels > ADMITTED_PIXELS:
         raise ValueError(f"has {pixels:,} pixels, over the limit of {ADMITTED_PIXELS:,}")
-    if side > ADMITTED_SIDE:  # a JPEG's own limit; few bytes of a PNG make a line of millions, which is slow to resize
+    if side > ADMITTED_SIDE:  # JPEG's own limit; a small PNG can have lines of millions of pixels, slow to resize
         raise ValueError(f"is {side:,} pixels wide or high, over the limit of {ADMITTED_SIDE:,}")
     return pixels

@@ -1,4 +1,4 @@
-"""Backbone and decoder as one network, to be trained together from photographs."""
+"""Backbone and decoder as one network, trained together from photographs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .decoders.base import Decoder, State
 
 
 class EndToEnd(nn.Module):
-    """A backbone and a decoder in one module, trained as a decoder is but on photographs instead of grids."""
+    """A backbone and a decoder in one module, trained like a decoder but on photographs instead of grids."""
 
     def __init__(self, backbone: Backbone, decoder: Decoder) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class EndToEnd(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the decoder alone; the backbone stays in evaluation mode.
 
-        In training mode its batch norms would change their statistics, unnoticed.
+        In training mode its batch norms would silently change their statistics.
         """
         super().train(mode)
         self.backbone.eval()
@@ -49,8 +49,8 @@ class EndToEnd(nn.Module):
 class GroupedConvolutionsInFloat32(TorchFunctionMode):
     """A context in which autocast leaves convolutions of several groups in float32.
 
-    Depthwise convolutions read more than they compute, so that bfloat16 gains little; and their backward pass takes a
-    processor longer in bfloat16 than in float32: see docs/measured.md, "A fine-tuning step, and encoding".
+    Depthwise convolutions read more than they compute, so bfloat16 gains little, and their backward pass is slower on a
+    CPU in bfloat16 than in float32: see docs/measured.md, "A fine-tuning step, and encoding".
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ class GroupedConvolutionsInFloat32(TorchFunctionMode):
 
 
 def _convolve(input: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:  # noqa: A002 -- torch.conv2d's names
-    """Return `torch.conv2d` of its arguments; where it has several groups, in float32."""
+    """Return `torch.conv2d` of its arguments, in float32 if it has several groups."""
     if input.shape[1] == weight.shape[1]:
         return torch.conv2d(input, weight, *rest, **options)
     with torch.autocast("cpu", enabled=False):

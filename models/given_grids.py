@@ -1,4 +1,4 @@
-"""Grids that others made, as files: what a captioner without a backbone takes in place of photographs."""
+"""Files of precomputed grids, which a captioner without a backbone takes in place of photographs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_BYTES = 64 << 20
 
 
 def as_float16(values: npt.ArrayLike) -> npt.NDArray[np.float16]:
-    """Return a grid as grids are stored: float16, clipped to its range; ValueError where a value is not finite."""
+    """Return a grid as grids are stored: float16, clipped to its range; ValueError if a value is not finite."""
     grid = np.asarray(values, dtype=np.float32)
     if not np.isfinite(grid).all():
         raise ValueError("holds values that are not finite")
@@ -21,7 +21,7 @@ def as_float16(values: npt.ArrayLike) -> npt.NDArray[np.float16]:
 
 
 def read_grid(data: bytes, shape: Sequence[int]) -> npt.NDArray[np.float16]:
-    """Return the grid in a .npy file, float16 of this shape (h, w, C); ValueError where it holds another or none."""
+    """Return the grid in a .npy file, float16 of this shape (h, w, C); ValueError if it holds anything else."""
     if not data.startswith(b"\x93NUMPY"):
         raise ValueError(f"is no .npy file: this model takes grids of floats of shape {tuple(shape)}, not photographs")
     if len(data) > _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""The likelihood of captions that are given, by teacher forcing."""
+"""The likelihood of given captions, by teacher forcing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .vocabulary import NULL, START
 def padded(captions: Sequence[Sequence[int]]) -> Tensor:
     """Return captions (C, T + 1) int64 from START, with NULL after the last token of each.
 
-    captions: the token ids of each, with END where the caption has one.
+    captions: the token ids of each caption, with END if it has one.
     """
     words = torch.full((len(captions), max(map(len, captions)) + 1), NULL)
     words[:, 0] = START
@@ -28,8 +28,8 @@ def padded(captions: Sequence[Sequence[int]]) -> Tensor:
 def log_probabilities(decoder: Any, grid: Tensor, words: Tensor) -> Tensor:
     """Return the log-probability of each word of each caption.
 
-    decoder: in evaluation mode. grid (N, h, w, C) float. words (N, R, T + 1) int64: as `padded` returns them, on the
-    same device. The log-probabilities are (N, R, T) float32, natural logarithm; 0 for NULL.
+    decoder: in evaluation mode. grid (N, h, w, C) float. words (N, R, T + 1) int64: as `padded` returns, on the same
+    device. The log-probabilities are (N, R, T) float32, natural logarithm; 0 for NULL.
     """
     targets = words[:, :, 1:]
     places = places_of(targets != NULL)

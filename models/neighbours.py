@@ -1,8 +1,7 @@
-"""The memory that a captioner has of its training pictures: a vector of each, by which similar ones are found.
+"""A captioner's memory of its training pictures: one vector per picture, to find similar ones.
 
-The captions of similar pictures rank what a search finds (see ranking.py).
-
-This file needs no torch: captioners of every runtime share it.
+The captions of similar pictures rank the captions that a search finds (see ranking.py). This file needs no torch:
+captioners of every runtime share it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
 
 _FILE = "memory.npz"
 _OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")
-_COMPARED = 64  # pictures that are compared with the memory at once
-_SIMILAR = 60  # pictures that are looked up, at least
-_NEAREST = 5  # of these, the pictures that a distance is taken to
+_COMPARED = 64  # pictures compared with the memory at once
+_SIMILAR = 60  # pictures looked up, at least
+_NEAREST = 5  # nearest of these, whose distances are averaged
 _SMALLEST = 1e-12  # divisor
-_BLOCK = 64  # pictures of which the most similar is found first
+_BLOCK = 64  # pictures per block in `_greatest`
 _NORMED = 1024  # captions whose norms are computed at once
 
 
@@ -34,8 +33,8 @@ class KeptCaptions:
     """The captions of M pictures, as token ids without START, with END unless they were cut.
 
     tokens (T,) uint16 or int32: of all captions, one after the other. lengths (K,): the number of tokens of each
-    caption. counts (M,): the number of captions of each picture. norms (K, 4) float64: of each caption's tf-idf vectors
-    of n-grams of 1 to 4 words. frequencies: of their n-grams.
+    caption. counts (M,): the number of captions of each picture. norms (K, 4) float64: the norms of each caption's
+    tf-idf vectors of n-grams of 1 to 4 words. frequencies: the n-grams' document frequencies.
     """
 
     tokens: npt.NDArray[Any]
@@ -85,8 +84,8 @@ class KeptCaptions:
 class OfPictures(NamedTuple):
     """The R captions of P pictures.
 
-    tokens (R, T): padded with -1. owners (R,): of each, the place of its picture among the P. norms (R, 4): of their
-    tf-idf vectors.
+    tokens (R, T): padded with -1. owners (R,): the index of each caption's picture among the P. norms (R, 4): of the
+    captions' tf-idf vectors.
     """
 
     tokens: Ids
@@ -96,11 +95,11 @@ class OfPictures(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that a captioner has of M training pictures.
+    """A captioner's memory of M training pictures.
 
     grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the mean and the principal axes of
-    their pooled grids (see `pool`). vectors (M, D) float16, or float32 where one number is too large for it: of each
-    picture, its pooled grid less the mean, projected on the axes. captions: theirs; None where they are not kept.
+    their pooled grids (see `pool`). vectors (M, D) float16, or float32 if a number is too large for that: each
+    picture's pooled grid less the mean, projected on the axes. captions: the pictures' captions; None if not kept.
     """
 
     grid: Floats
@@ -133,10 +132,10 @@ class Memory:
 
     @cached_property
     def _scale(self) -> Floats:
-        """Return what whitens vectors, (D,): the inverse of the standard deviation along each axis.
+        """Return the factors that whiten vectors, (D,): the inverse of the standard deviation along each axis.
 
-        Otherwise a few axes of great variance decide alone which pictures are similar (Jégou and Chum 2012, "Negative
-        evidences and co-occurrences in image retrieval: the benefit of PCA and whitening").
+        Without whitening, the few axes of largest variance determine which pictures are similar (Jégou and Chum 2012,
+        "Negative evidences and co-occurrences in image retrieval: the benefit of PCA and whitening").
         """
         deviations = self.vectors.std(axis=0, dtype=np.float32)
         scale: Floats = 1 / np.maximum(deviations, _SMALLEST)
@@ -148,7 +147,7 @@ class Memory:
         return _unit(self.vectors * self._scale)
 
     def look_up(self, pooled: Floats, number: int) -> LookedUp:
-        """Return the `number` most similar pictures to those of pooled grids (N, C), or all where there are fewer."""
+        """Return the `number` pictures most similar to each of the pooled grids (N, C), or all if there are fewer."""
         parts = [self._look_up(pooled[start : start + _COMPARED], number) for start in range(0, len(pooled), _COMPARED)]
         return LookedUp(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
@@ -160,9 +159,9 @@ class Memory:
         return LookedUp(pictures[:, :number], cosines[:, :number], distances)
 
     def _distances(self, pooled: Floats, pictures: Ids) -> Floats:
-        """Return the distances of pooled grids (N, C), brought to length 1, to those of P pictures each, (N, P).
+        """Return the distances (N, P) of pooled grids (N, C) to those of P pictures each, all scaled to length 1.
 
-        Pictures unlike any differ in what all others share, the mean: so the distances are those of whole pooled grids.
+        The mean is not subtracted, because pictures unlike any other differ in it too.
         """
         vectors = self.vectors[pictures].astype(np.float32)
         products = (vectors @ (pooled @ self.basis)[:, :, None])[:, :, 0] + (pooled @ self.mean)[:, None]
@@ -173,10 +172,10 @@ class Memory:
 
 
 class LookedUp(NamedTuple):
-    """The P most similar training pictures to each of N pictures.
+    """The P training pictures most similar to each of N pictures.
 
     pictures (N, P): their numbers in the memory, the most similar first. cosines (N, P): their similarity. distances
-    (N,): the mean distance of the pictures to the nearest of the most similar, from 0 to 2.
+    (N,): the mean distance of each picture to the nearest of the most similar, from 0 to 2.
     """
 
     pictures: Ids
@@ -184,21 +183,21 @@ class LookedUp(NamedTuple):
     distances: Floats
 
     def select(self, which: Sequence[int]) -> LookedUp:
-        """Return what was looked up for the pictures with these numbers."""
+        """Return the rows of the pictures with these indices."""
         rows = list(which)
         return LookedUp(self.pictures[rows], self.cosines[rows], self.distances[rows])
 
 
 def _unit(vectors: Floats) -> Floats:
-    """Return vectors (..., D) brought to length 1."""
+    """Return vectors (..., D) scaled to length 1."""
     unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST)
     return unit
 
 
 def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:
-    """Return the places and the values of the `number` greatest of each row (N, M), or of all: the greatest first.
+    """Return the indices and values of the `number` greatest of each row (N, M), or of all, greatest first.
 
-    They are in the `number` blocks of values with the greatest maxima, so that the other blocks need no partition.
+    They are in the `number` blocks with the greatest maxima, so the other blocks need no partition.
     """
     rows, length = values.shape
     number, whole = min(number, length), length - length % _BLOCK
@@ -217,6 +216,6 @@ def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:
 
 
 def pool(grids: npt.NDArray[Any]) -> Floats:
-    """Return grids (N, h, w, C) pooled: their means over the positions, (N, C) float32."""
+    """Return the means of grids (N, h, w, C) over their positions, (N, C) float32."""
     pooled: Floats = grids.mean(axis=(1, 2), dtype=np.float32)
     return pooled

@@ -1,4 +1,4 @@
-"""The n-grams of captions as integers, their document frequencies, and the CIDEr-D of captions to each other.
+"""The n-grams of captions as integers, their document frequencies, and CIDEr-D between captions.
 
 Captions are rows of word ids, none below 0, padded with -1. This file needs no torch.
 """
@@ -20,14 +20,14 @@ ORDERS = range(1, 5)
 SIGMA = 6.0  # standard deviation of the length penalty, in words
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _ODD = np.uint64(0xD1B54A32D192ED03)  # another odd factor, so that keys differ
-_LEAST = 1e-12  # in place of the norm of a caption whose every n-gram all pictures have
+_LEAST = 1e-12  # replaces the zero norm of a caption whose n-grams all occur in every picture
 
 
 @dataclass(frozen=True)
 class Frequencies:
     """The document frequencies of n-grams: the number of pictures whose references contain each.
 
-    keys (K,), uint64, sorted: the n-grams of more than one picture; any other n-gram counts as if in one picture.
+    keys (K,), uint64, sorted: the n-grams of more than one picture; any other n-gram has a frequency of one.
     counts (K,), float64: the number of pictures of each. pictures: the number of all pictures.
     """
 
@@ -37,7 +37,7 @@ class Frequencies:
 
     @staticmethod
     def from_references(references: Sequence[Ids]) -> Frequencies:
-        """Return the document frequencies in the references of pictures; those of a picture have shape (R, T)."""
+        """Return the document frequencies in the references of pictures, an array (R, T) per picture."""
         per_picture = []
         for rows in references:
             per_order = [ngrams(rows, order) for order in ORDERS]
@@ -47,7 +47,7 @@ class Frequencies:
 
     @staticmethod
     def from_counts(grams: Sequence[Sequence[int]], counts: npt.NDArray[Any], pictures: int) -> Frequencies:
-        """Return document frequencies that were counted before.
+        """Return document frequencies from given counts.
 
         grams: different n-grams of word ids. counts: the number of pictures that contain each. pictures: the number of
         all pictures.
@@ -63,7 +63,7 @@ class Frequencies:
 
     def weights(self, keys: Keys) -> Values:
         """Return inverse document frequencies of n-grams: log(pictures) - log(df), where df is at least 1."""
-        order = np.argsort(keys, axis=None)  # a table is searched twice as fast for sorted keys
+        order = np.argsort(keys, axis=None)  # searching for sorted keys is twice as fast
         index = np.empty(keys.size, dtype=np.int64)
         index[order] = np.searchsorted(self.keys, keys.ravel()[order])
         index = index.reshape(keys.shape).clip(max=max(len(self.keys) - 1, 0))
@@ -95,11 +95,11 @@ def ngrams(rows: Ids, order: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
 
 
 class NGrams(NamedTuple):
-    """The n-grams of R captions, an entry for each of the E places where one of 1 to 4 words begins.
+    """The n-grams of R captions: one entry for each of the E places where an n-gram of 1 to 4 words begins.
 
-    keys (E,): of the n-gram. rows (E,): its caption. orders (E,): the number of its words, less one. counts (E,): how
-    often the caption has it. numbers (E,): 0 where it is the first time, 1 at the second, and so on. lengths (R,): of
-    the captions, in words.
+    keys (E,): the n-gram's key. rows (E,): its caption. orders (E,): the number of its words, less one. counts (E,):
+    how often the caption contains it. numbers (E,): 0 at its first occurrence in the caption, 1 at the second, and so
+    on. lengths (R,): the captions' lengths in words.
     """
 
     keys: Keys
@@ -111,7 +111,7 @@ class NGrams(NamedTuple):
 
     @classmethod
     def of(cls, captions: Ids, among: Keys | None = None) -> Self:
-        """Return the n-grams of captions (R, T), padded with -1; those in the sorted keys `among` alone, if given."""
+        """Return the n-grams of captions (R, T), padded with -1; if given, only those in the sorted keys `among`."""
         parts = []
         for order in ORDERS:
             keys, valid = ngrams(captions, order)
@@ -124,11 +124,11 @@ class NGrams(NamedTuple):
 
     @property
     def occurrences(self) -> Keys:
-        """Return a key of each n-gram and its number, (E,)."""
+        """Return a key for each n-gram together with its number, (E,)."""
         return self.keys + self.numbers.astype(np.uint64) * _ODD
 
     def norms(self, weights: Values) -> Values:
-        """Return the norms of the captions' tf-idf vectors of 1 to 4 words, (R, 4).
+        """Return the norms of the captions' tf-idf vectors for n-grams of 1 to 4 words, (R, 4).
 
         weights (E,): the squared inverse document frequencies.
         """
@@ -147,7 +147,7 @@ def _is_in(keys: Keys, among: Keys) -> npt.NDArray[np.bool_]:
 
 
 def _count(keys: Keys) -> tuple[Ids, Ids]:
-    """Return how often each key is among the keys (E,), and how often before its place: both (E,)."""
+    """Return how often each of the keys (E,) occurs, and how often before its place: both (E,)."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
@@ -159,9 +159,9 @@ def _count(keys: Keys) -> tuple[Ids, Ids]:
 
 
 def similarities_to(captions: Ids, references: Ids, norms: Values, weights: Values, frequencies: Frequencies) -> Values:
-    """Return the sum of the CIDEr-D of K captions to R references, from 0 to 1, each times its weight (R,): (K,).
+    """Return the weighted sum of each of K captions' CIDEr-D, from 0 to 1, against R references: (K,).
 
-    captions (K, T), references (R, T'): padded with -1. norms (R, 4): of the references' tf-idf vectors.
+    captions (K, T), references (R, T'): padded with -1. norms (R, 4): of the references' tf-idf vectors. weights (R,).
     """
     candidates = NGrams.of(captions)
     shared = NGrams.of(references, among=np.unique(candidates.keys))
@@ -171,11 +171,11 @@ def similarities_to(captions: Ids, references: Ids, norms: Values, weights: Valu
 def weighted_similarities(
     candidates: NGrams, references: NGrams, norms: Values, weights: Values, frequencies: Frequencies
 ) -> Values:
-    """Return the sum of the CIDEr-D of K candidates to R references, from 0 to 1, each times its weight (R,): (K,).
+    """Return the weighted sum of each of K candidates' CIDEr-D, from 0 to 1, against R references: (K,).
 
-    norms (R, 4): of the references' tf-idf vectors. CIDEr-D counts an n-gram as often as both captions have it, so it
-    is a sum over the occurrences that both have, and references of one length, on which the length penalty depends, are
-    summed before they are compared.
+    norms (R, 4): of the references' tf-idf vectors. weights (R,). CIDEr-D is a sum over the n-gram occurrences that two
+    captions share, so references of equal length, which have the same length penalty, are summed before they are
+    compared.
     """
     keys, places = np.unique(candidates.occurrences, return_inverse=True)
     if not len(keys):

@@ -9,7 +9,7 @@ Attentions = Literal["additive", "additive_relu", "dot", "scaled_dot", "general"
 Outputs = Literal["hidden", "deep", "mlp"]  # see output_features.py
 FirstStates = Literal["grid", "linear", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
-# What a captioner runs on: torch, or onnxruntime with weights in float32, float16 or, its decoder's, 8-bit integers.
+# What a captioner runs on: torch, or onnxruntime with weights in float32, in float16, or the decoder's in 8 bits.
 Runtime = Literal["torch", "onnx", "onnx-float16", "onnx-int8"]
 
 
@@ -60,7 +60,7 @@ class RecurrentOptions(DecoderOptions):
 class AttentionLSTMOptions(RecurrentOptions):
     """The options of an LSTM with attention.
 
-    attention_grid: the side of the positions attended, each an average of the grid's by adaptive pooling; None for the
+    attention_grid: the side of the attended positions, to which the grid is average-pooled (adaptive); None for the
     grid's own. attention_size: size A of the additive attention's layer.
     """
 
@@ -109,10 +109,10 @@ class TransformerOptions(DecoderOptions):
 class Neighbours:
     """How captions are ranked by their similarity to the captions of similar training pictures, the neighbours.
 
-    number: of neighbours. temperature: of their weights, exp(cosine / temperature). factor: by which a caption's
-    weighted mean CIDEr-D to their captions, from 0 to 1, is added to its mean log-probability. copies: a caption of
-    theirs is used instead of the best one where its similarity is more than this many times that of the best; None for
-    no copies.
+    number: of neighbours. temperature: of their weights, exp(cosine / temperature). factor: the weight with which a
+    caption's mean CIDEr-D against their captions, from 0 to 1, is added to its mean log-probability. copies: a
+    neighbour's caption replaces the best one if its similarity is more than this many times the best one's; None for no
+    copies.
     """
 
     number: int = 60
@@ -165,12 +165,12 @@ class Decoding:
 
     @property
     def wanted(self) -> int:
-        """Return how many captions of a picture a beam search looks for: a whole beam where neighbours rank them."""
+        """Return how many captions a beam search looks for per picture: a whole beam if neighbours rank them."""
         return self.beam if self.neighbours else self.n_best
 
     @property
     def kept(self) -> int:
-        """Return how many captions of a picture it returns at most: all that ended where neighbours rank them."""
+        """Return how many captions it returns per picture at most: all that ended if neighbours rank them."""
         return self.beam * self.max_length if self.neighbours else self.n_best
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .encoded_pictures import Pixels
 
-# Mean and standard deviation of RGB values in [0, 1], by which a network's training photographs were normalised.
+# Mean and standard deviation of RGB values in [0, 1], with which a network's training photographs were normalised.
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALVES: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -26,11 +26,11 @@ def normalise(photographs: Tensor, statistics: Statistics = IMAGENET) -> Tensor:
 
     Values are scaled to [0, 1] first. The result is channels last in memory.
     """
-    # Filled there: numbers that were copied to a GPU would have it waited for.
+    # Filled on the device: copying numbers to a GPU would wait for its work.
     mean, deviation = (
         torch.cat([torch.full((1,), value, device=photographs.device) for value in values]) for values in statistics
     )
-    # Computed over whole lines of pixels, channels last: a loop over three channels would be many times slower.
+    # Computed over whole lines of pixels, channels last: a loop over three channels is many times slower.
     lines = photographs.permute(0, 2, 3, 1).flatten(2).to(torch.float32)
     scale, shift = (values.repeat(photographs.shape[3]) for values in (1 / (255.0 * deviation), -mean / deviation))
     return (

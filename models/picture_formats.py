@@ -1,4 +1,4 @@
-"""The picture files that are read and how pictures are resized, which configs and checks name without loading torch."""
+"""The supported picture formats and the ways to resize pictures, for configs and checks that do not load torch."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ MAX_PIXELS = 100_000_000
 Fit = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
 
-# How files begin that are found in place of pictures, with what they are.
+# First bytes of files that are often found in place of pictures, and what such files are.
 _OTHERS = (
     (b"<!doctype html", "a web page"),
     (b"<html", "a web page"),
@@ -28,7 +28,7 @@ _BRANDS = {
 
 
 def not_a_picture(data: bytes) -> str:
-    """Return what data is that is no picture of a known format, as part of a sentence. data: at least its start."""
+    """Describe data that is no picture of a known format, as part of a sentence. data: at least its start."""
     if not data:
         return "is empty"
     start = data[:200].lstrip().lower()

@@ -1,7 +1,7 @@
-"""Captions that are ranked by how much they share with the captions of similar training pictures.
+"""Ranking of captions by their similarity to the captions of similar training pictures.
 
-The captions of the nearest training pictures (see neighbours.py) are a second opinion on what a picture shows: captions
-that a search found are ranked by their log-probability and by their CIDEr-D (Vedantam et al. 2015) to these (Devlin et
+The captions of the nearest training pictures (see neighbours.py) are a second opinion on what a picture shows. Captions
+that a search found are ranked by their log-probability and their CIDEr-D (Vedantam et al. 2015) against them (Devlin et
 al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning" and "Language Models for Image Captioning: The
 Quirks and What Works").
 
@@ -27,7 +27,7 @@ ANY_LENGTH = range(2**31)
 
 
 class Copy(NamedTuple):
-    """A caption of a similar training picture: its token ids, END included, and its similarity (see `Consulted`)."""
+    """A caption of a similar training picture: its token ids, including END, and its similarity (see `Consulted`)."""
 
     tokens: list[int]
     similarity: float
@@ -35,9 +35,10 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranked:
-    """The captions of a picture, best first, and what its neighbours say of them.
+    """The captions of a picture, best first, and the opinion of its neighbours.
 
-    similarity: of the best to their captions, 0 where none are consulted. consulted: None where none are.
+    similarity: the best caption's to the neighbours' captions; 0 if no neighbours are consulted. consulted: None if no
+    neighbours are consulted.
     """
 
     captions: list[Caption]
@@ -49,9 +50,9 @@ class Consulted(NamedTuple):
     """The opinion of the P most similar training pictures on the K captions that a search found for a picture.
 
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
-    similarities (K,): the CIDEr-D of each caption to each picture's captions, from 0 to 1, the mean over these, and
-    the mean over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the one most
-    similar to the others; None where it is not looked for, or none may be copied.
+    similarities (K,): each caption's CIDEr-D against their captions, from 0 to 1, averaged over each picture's
+    captions and then over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the
+    one most similar to the others; None if copies are off, or none may be copied.
     """
 
     pictures: Ids
@@ -60,13 +61,13 @@ class Consulted(NamedTuple):
     copy: Copy | None
 
     def order(self, captions: Sequence[Caption], factor: float) -> list[int]:
-        """Return the places of the captions, the best first; of equals, in the order that they had."""
+        """Return the indices of the captions, best first; equals keep their order."""
         means = np.array([caption.log_probability / max(len(caption.with_end), 1) for caption in captions])
         order: list[int] = np.argsort(-(means + factor * self.similarities), kind="stable").tolist()
         return order
 
     def copy_instead(self, best: int, ratio: float | None) -> Copy | None:
-        """Return the copy where it is used instead of the best caption: see `options.Neighbours`."""
+        """Return the copy if it is to replace the best caption, else None: see `options.Neighbours`."""
         if self.copy is None or ratio is None or self.copy.similarity <= ratio * self.similarities[best]:
             return None
         return self.copy
@@ -79,10 +80,10 @@ def consult(
     temperature: float,
     copied: range = ANY_LENGTH,
 ) -> list[Consulted]:
-    """Return what the most similar training pictures say of the captions of N pictures.
+    """Return the opinion of the most similar training pictures on the captions of N pictures.
 
     kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. copied: the lengths,
-    END counted, that a copy may have; without any, none is looked for.
+    including END, that a copy may have; empty to look for no copies.
     """
     consulted = []
     for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
@@ -108,7 +109,7 @@ def consult(
 
 
 def support_of(kept: KeptCaptions, caption: Caption, pictures: Ids) -> Values:
-    """Return the mean CIDEr-D of a caption to the captions of each of P pictures, from 0 to 1: (P,)."""
+    """Return the mean CIDEr-D of a caption against the captions of each of P pictures, from 0 to 1: (P,)."""
     support = np.zeros(len(pictures))
     for place in range(len(pictures)):
         references = kept.of(pictures[[place]])
@@ -127,9 +128,9 @@ def weights_of(cosines: Floats, temperature: float) -> Values:
 
 
 def _most_similar(captions: Ids, similarities: Values, copied: range) -> Copy | None:
-    """Return the caption of the greatest similarity, of those (R, T) that may be copied.
+    """Return the most similar of the captions (R, T) that may be copied; None if none may be.
 
-    These have one of the lengths `copied`, no unknown word, and were not cut.
+    A caption may be copied if its length is in `copied`, it has no unknown word, and it was not cut.
     """
     lengths = (captions >= 0).sum(axis=1)
     usable = (captions == END).any(axis=1) & (captions != UNK).all(axis=1)
@@ -151,8 +152,8 @@ def rank(
     """Return the captions of N pictures as their neighbours rank them.
 
     kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. decoding: the
-    search's settings, whose bounds of a caption's length hold for copies as well. read_copies: returns copies for the
-    pictures with these numbers as captions, see `as_captions`.
+    search's settings; its length limits hold for copies too. read_copies: takes the indices of pictures and a copy for
+    each, and returns the copies as captions, see `as_captions`.
     """
     copied = range(0) if neighbours.copies is None else decoding.lengths
     consulted = consult(kept, near, found, neighbours.temperature, copied)

@@ -1,6 +1,6 @@
-"""Requests to a captioner: photographs and parameters in, a row for each photograph out, as its MLflow signature says.
+"""Requests to a captioner: photographs and parameters in, a row for each photograph out, as in its MLflow signature.
 
-This file needs no torch, and neither MLflow nor pandas: models of every runtime answer by it, and the server.
+This file needs neither torch nor MLflow nor pandas: models of every runtime use it, and the server.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]+)*;base64,", re.IGNOR
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes of base64 text; ValueError where it is none.
+    """Return the bytes of base64 text; ValueError if it is not base64.
 
-    It may be a data URI, be wrapped into lines, lack its padding, or be the URL-safe form (RFC 4648, section 5).
+    The text may be a data URI, wrapped into lines, unpadded, or URL-safe (RFC 4648, section 5).
     """
     uri = _DATA_URI.match(text[:200].lstrip())
     plain = "".join(text.lstrip()[uri.end() if uri else 0 :].split()).rstrip("=").replace("-", "+").replace("_", "/")
@@ -61,10 +61,9 @@ class NeighbourRow(TypedDict):
 class CaptionRow(TypedDict):
     """A photograph's row.
 
-    token_probabilities: of each of the tokens. confidence: the probability that the caption is acceptable; None where
-    the model has none. alternatives: caption and log_probability of each. attention: a map, a list of rows, for each
-    token. neighbours: the training pictures that support the caption the most. error: why there is no caption; None
-    where there is one.
+    token_probabilities: one per token. confidence: the probability that the caption is acceptable; None if the model
+    has none. alternatives: caption and log_probability of each. attention: a map for each token, as a list of rows.
+    neighbours: the training pictures that support the caption the most. error: why there is no caption, or None.
     """
 
     caption: str
@@ -82,7 +81,7 @@ class CaptionRow(TypedDict):
 def answer(
     captioner: BaseCaptioner, photographs: Sequence[bytes], params: Mapping[str, Any] | None
 ) -> list[CaptionRow]:
-    """Return a row for each encoded photograph, or .npy file of a grid where the captioner takes grids.
+    """Return a row for each encoded photograph, or each .npy file of a grid if the captioner takes grids.
 
     params: of `TYPES`. Raises ValueError for parameters that are out of bounds or do not go together.
     """
@@ -110,7 +109,7 @@ def decoding_of(params: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def refusal(photograph: bytes) -> str | None:
-    """Return why a photograph must not be decoded; None where it may be."""
+    """Return why a photograph must not be decoded; None if it may be."""
     try:
         admit(photograph)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Decoding: greedy, beam search and sampling, over the likeliest next words that a decoder gives.
+"""Decoding by greedy search, beam search or sampling, over the likeliest next words that a decoder gives.
 
-The bookkeeping is in NumPy, so that torch and onnxruntime share it: a runtime gives `Steps`, of which torch_steps.py
-has those of torch. Many pictures are decoded at once, each with its rows of hypotheses.
+The bookkeeping is in NumPy, so that torch and onnxruntime share it; each runtime implements `Steps` (see torch_steps.py
+for torch). Many pictures are decoded at once, each with its rows of hypotheses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .decoding_rules import Floats, Words, rule_out, truncate, uniform_draws
 from .options import Decoding
 from .vocabulary import END, NULL, START
 
-_DROPPED = 0.25  # share of the pictures that are done from which they are searched no more
+_DROPPED = 0.25  # share of the pictures that must be done before they are dropped from the batch
 
 
 class State(Protocol):
@@ -39,10 +39,10 @@ class State(Protocol):
 
 
 class Next(NamedTuple):
-    """Hold what a decoder says after a word.
+    """The output of a decoder after a word.
 
     values (N, R, K): natural log-probabilities of the `words` (N, R, K), the likeliest first; or of all words, K = V.
-    Tokens that no caption may contain have -inf. state: after the word.
+    Tokens that no caption may contain have -inf. state: the state after the word.
     """
 
     values: Floats
@@ -66,9 +66,9 @@ class Steps(Protocol):
 class Caption:
     """A decoded caption.
 
-    tokens: ids, without START and END. log_probability: natural logarithm, of the tokens and of END if the caption has
-    one. finished: whether END came within the maximum length. of_words (T,): the log-probability of each token, END
-    included.
+    tokens: ids, without START and END. log_probability: natural logarithm, including END if the caption has one.
+    finished: whether END came within the maximum length. of_words (T,): the log-probability of each token, including
+    END.
     """
 
     tokens: list[int]
@@ -78,7 +78,7 @@ class Caption:
 
     @property
     def with_end(self) -> list[int]:
-        """Return the token ids, with END where the caption has one."""
+        """Return the token ids, with END if the caption has one."""
         return [*self.tokens, END] if self.finished else self.tokens
 
 
@@ -87,9 +87,9 @@ def decode(
 ) -> list[list[Caption]]:
     """Return the captions of each of N pictures, best first: `decoding.kept` of them at most.
 
-    start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that
-    identifies its content: the captions drawn for a picture depend on the seed and its key alone, not on the other
-    pictures. The default is 0, 1, ...
+    start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that identifies its
+    content, so that the captions drawn for a picture depend only on the seed and its key, not on the other pictures.
+    The default is 0, 1, ...
     """
     search: _Search
     if decoding.search == "sample":
@@ -110,9 +110,9 @@ def read(
 ) -> tuple[Floats, Floats]:
     """Return the log-probability of each token of given captions, and the alphas of the steps before them.
 
-    start: the state before the first word. captions: the token ids of R captions of each of N pictures, with END where
-    a caption has one. The log-probabilities are (N, R, T), 0 after a caption's end; the alphas (N, R, T, P), with P = 0
-    where they are not asked for.
+    start: the state before the first word. captions: the token ids of R captions of each of N pictures, with END if a
+    caption has one. The log-probabilities are (N, R, T), 0 after a caption's end; the alphas (N, R, T, P), with P = 0
+    without `with_alphas`.
     """
     longest = max(len(tokens) for of_picture in captions for tokens in of_picture)
     words = np.full((len(captions), len(captions[0]), longest), NULL)
@@ -136,7 +136,7 @@ class _History(NamedTuple):
     of_words: Floats
 
     def extended(self, said: Next, parents: Words, chosen: Words) -> _History:
-        """Return the history of the rows `parents` (N, R'), with one more word of each: `chosen` (N, R') of `said`."""
+        """Return the history of the rows `parents` (N, R'), each with one more word: `chosen` (N, R') of `said`."""
         pictures = np.arange(len(parents))[:, None]
 
         def longer(so_far: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -158,10 +158,9 @@ class _History(NamedTuple):
 
 
 class _Search(ABC):
-    """The base of searches over N pictures, of which those that are done are dropped once they are a quarter.
+    """The base of searches over N pictures; those that are done are dropped once they are a quarter of the batch.
 
-    Subclasses have, for each of the N' pictures that are left, `last` (N', R), the word that was read last, and the
-    arrays that `_keep` drops.
+    Subclasses keep arrays for the N' pictures that are left, such as the last word read, `last` (N', R).
     """
 
     def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int = 1) -> None:
@@ -169,8 +168,8 @@ class _Search(ABC):
         self.state: Any = state
         self.history = _History(np.zeros((pictures, rows, 0), np.int64), np.zeros((pictures, rows, 0), np.float32))
         self.last = np.full((pictures, rows), START)
-        self._left = np.arange(pictures)  # the index of each of the N' pictures among those searched at first
-        self._found: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
+        self._left = np.arange(pictures)  # the index of each of the N' pictures among the N
+        self._found: dict[int, list[Caption]] = {}  # the captions of the dropped pictures, by the same index
 
     @abstractmethod
     def advance(self) -> None:
@@ -185,12 +184,12 @@ class _Search(ABC):
         """Return the captions of the picture with this index among the N', best first."""
 
     def keep(self, left: Words) -> None:
-        """Search on for the pictures with indices `left` among the N' alone."""
+        """Continue with only the pictures with indices `left` among the N'."""
         self.state, self.history, self.last = self.state.keep(left), self.history.keep(left), self.last[left]
         self._left = self._left[left]
 
     def drop_done(self) -> bool:
-        """Return whether all captions are final; drop the pictures that are done, once they are a quarter."""
+        """Return whether all captions are final; drop the pictures that are done once they are a quarter."""
         done = self.done()
         if done.all():
             return True
@@ -206,9 +205,9 @@ class _Search(ABC):
 
 
 class _WordByWord(_Search):
-    """The base of greedy search and sampling: captions that are extended by a word each until END.
+    """The base of greedy search and sampling, which extend each caption word by word until END.
 
-    total (N', R): their log-probabilities. unfinished (N', R) bool.
+    total (N', R): the captions' log-probabilities. unfinished (N', R) bool.
     """
 
     def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int = 1) -> None:
@@ -220,7 +219,7 @@ class _WordByWord(_Search):
 
     @abstractmethod
     def choose(self, allowed: Floats) -> Words:
-        """Return the place of the next word (N', R) among the candidates, given their log-probabilities (N', R, K)."""
+        """Return the index of the next word (N', R) among the candidates, from their log-probabilities (N', R, K)."""
 
     def advance(self) -> None:
         said = self.decoder.step(self.state, self.last, self.shortlist and self.shortlist + self.length)
@@ -249,7 +248,7 @@ class _WordByWord(_Search):
 
 
 class _Greedy(_WordByWord):
-    """The search for the likeliest next word."""
+    """Greedy search, which takes the likeliest next word."""
 
     shortlist = 3  # END, the last word, and the last word of each n-gram so far may be ruled out
 
@@ -259,7 +258,7 @@ class _Greedy(_WordByWord):
 
 
 class _Sampling(_WordByWord):
-    """The drawing of `n_best` captions, independently, with a uniform number for each word."""
+    """Sampling, which draws `n_best` captions independently, with a uniform number for each word."""
 
     shortlist = 0
 
@@ -284,18 +283,18 @@ class _Sampling(_WordByWord):
 class _BeamSearch(_Search):
     """Beam search with `beam` live hypotheses for each picture until it is done.
 
-    A hypothesis ends where END is among the `beam` best candidates. Those that ended are ordered by length-normalised
-    score, END counted in the length. The beam stays full: as many live hypotheses go on as before. A picture is done
-    when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound is exact, because
-    log-probabilities only fall and no length exceeds `max_length`. Where too few ended within that length, the best
-    live ones are returned as well.
+    A hypothesis ends if its END is among the `beam` best candidates. Ended hypotheses are ordered by length-normalised
+    score, with END counted in the length. The beam stays full: other live hypotheses take the place of ended ones. A
+    picture is done when no live hypothesis can still beat the wanted number of ended ones. The bound is exact, because
+    log-probabilities only fall and no length exceeds `max_length`. If too few ended within that length, the best live
+    ones are returned as well.
 
-    scores (N', R): log-probabilities of live hypotheses, -inf where there is none. ended: of each picture,
-    (length-normalised score, caption), the best first.
+    scores (N', R): log-probabilities of live hypotheses, -inf where there is none. ended: for each picture,
+    (length-normalised score, caption), best first.
     """
 
     def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int) -> None:
-        super().__init__(decoder, state, decoding, pictures)  # one hypothesis: others would be the same
+        super().__init__(decoder, state, decoding, pictures)  # one hypothesis, because more would be identical
         self.scores = np.zeros((pictures, 1), np.float32)
         self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
         self._is_done = np.zeros(pictures, np.bool_)
@@ -307,7 +306,7 @@ class _BeamSearch(_Search):
         allowed = rule_out(said.values, said.words, self.history.words, self.decoding)
         count, _, shortlist = allowed.shape
         candidates = (self.scores[:, :, None] + allowed).reshape(count, -1)
-        # At most `beam` of them end, one of each row.
+        # At most `beam` of them end, one per row.
         ranked = np.argsort(-candidates, axis=1, kind="stable")[:, : 2 * beam]
         pictures = np.arange(count)[:, None]
         scores, is_end = candidates[pictures, ranked], said.words.reshape(count, -1)[pictures, ranked] == END
@@ -323,7 +322,7 @@ class _BeamSearch(_Search):
     def _end(self, said: Next, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
         """Keep the hypotheses that end with this word; ranked, scores, ended (N', 2 * beam): of the best candidates."""
         most, shortlist = self.decoding.kept, said.words.shape[2]
-        # What else ends for a picture that is done would depend on the pictures that it is searched with.
+        # A picture that is done keeps no more hypotheses, or its result would depend on the other pictures.
         places = np.argwhere(ended[:, : self.decoding.beam] & ~self._is_done[:, None])
         for picture, rank in places.tolist():
             index, total = int(ranked[picture, rank]), float(scores[picture, rank])
@@ -354,7 +353,7 @@ class _BeamSearch(_Search):
         decoding = self.decoding
         found = [caption for _, caption in self.ended[picture]]
         if len(found) < decoding.n_best:
-            # All live ones have the same length, so length normalisation would not change their order.
+            # All live ones have the same length, so length normalisation does not change their order.
             scores = self.scores[picture]
             live = [row for row in np.argsort(-scores, kind="stable").tolist() if scores[row] > -np.inf]
             found += [self.history.caption(picture, row, float(scores[row])) for row in live]

@@ -1,4 +1,4 @@
-"""The steps of a decoder in torch, as search reads them: a shortlist of the likeliest words is copied for each word."""
+"""A decoder's steps in torch for search: at each step, only a shortlist of the likeliest words is copied to NumPy."""
 
 from __future__ import annotations
 

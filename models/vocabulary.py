@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 NULL, START, END, UNK = range(4)
-FORBIDDEN = (NULL, START, UNK)  # tokens that no caption that is decoded may contain
+FORBIDDEN = (NULL, START, UNK)  # tokens that no decoded caption may contain
 SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
 WORD_END = "</w>"  # the suffix of a byte pair at the end of a word
-# Letters of scripts that put no space between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+# Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
 SPACELESS = re.compile(
     "[\u0e01-\u0e7f\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
@@ -21,7 +21,7 @@ SPACELESS = re.compile(
 
 
 def spaced(before: str, after: str) -> bool:
-    """Return whether two words that follow each other are written with a space between them, in their script."""
+    """Return whether two consecutive words are written with a space between them, in their script."""
     touching = before[-1:] + after[:1]
     return not (SPACELESS.search(touching) or any(map(str.isspace, touching)))
 
@@ -30,9 +30,9 @@ def spaced(before: str, after: str) -> bool:
 class Vocabulary:
     """A mapping of tokens to ids: the special tokens 0 to 3, then `words` in order.
 
-    words: words, or byte pairs if settings["units"] is `bpe`. settings: the tokeniser's name and its settings. Their
-    `joined` says how tokens make a text: with `spaces` between them (the default), as their `script` writes them, or
-    with `nothing`, where they hold their spaces themselves.
+    words: words, or byte pairs if settings["units"] is `bpe`. settings: the tokeniser's name and its settings.
+    settings["joined"] is how tokens are joined into a text: with `spaces` between them (the default), as their `script`
+    writes them, or with `nothing`, if they contain their spaces.
     """
 
     words: tuple[str, ...]
@@ -64,7 +64,7 @@ class Vocabulary:
         return "".join(tokens).replace(SPECIAL[UNK], SPECIAL[UNK] + WORD_END).replace(WORD_END, " ").split()
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the caption of the ids up to END as it is written."""
+        """Return the text of the caption with these ids, up to END."""
         joined, words = self.settings.get("joined", "spaces"), self.decode(ids)
         if joined == "spaces":
             return " ".join(words)

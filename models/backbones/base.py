@@ -42,9 +42,9 @@ class Backbone(nn.Module):
 
     features: the network up to its last spatial map (N, C, h, w). head: name prefixes of the classifier's weights,
     which a weight file may contain and which are not used. prefix: the prefix of all weight names in such a file.
-    published: name of torchvision's weight enum, or `timm:MODEL`; None where no weights are published. blocks: the
-    prefixes of the weight names of each block, or those names, in order; the stem belongs to no block. grid: the side
-    that the map is average-pooled to (adaptive); None leaves the map as the network gives it.
+    published: name of torchvision's weight enum, or `timm:MODEL`; None where no weights are published. blocks: for each
+    block, in order, its weights' names or their prefixes; the stem belongs to no block. grid: the side that the map is
+    average-pooled to (adaptive); None for no pooling.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Backbone(nn.Module):
     def to_grid(self, maps: Tensor) -> Tensor:
         """Return the grid (N, h, w, C) of a map (N, C, h, w), pooled to `grid` x `grid` positions if that is set.
 
-        Where a projection is set, C are its channels.
+        If a projection is set, C is its number of channels.
         """
         if self.grid is not None:
             maps = functional.adaptive_avg_pool2d(maps, self.grid)
@@ -88,7 +88,7 @@ class Backbone(nn.Module):
         return grid if self.projection is None else grid @ self.projection.T
 
     def project(self, matrix: Tensor) -> None:
-        """Project the channels of every grid from now on by a matrix (C', C)."""
+        """Project the channels of all later grids by a matrix (C', C)."""
         del self.projection
         self.register_buffer("projection", matrix)
 
@@ -104,13 +104,13 @@ class Backbone(nn.Module):
         self.features = folded_norms(self.features)
 
     def fix_size(self, size: int) -> None:
-        """Compute once what depends on the size of photographs, for `size` px: a graph is exported for one size.
+        """Precompute what depends on the photographs' size, for `size` px, because a graph is exported for one size.
 
-        The map stays the same. The network may then take photographs of no other size.
+        The map stays the same. Afterwards the network may reject other sizes.
         """
 
     def grid_shape(self, size: int) -> tuple[int, int, int]:
-        """Return the shape (h, w, C) of the grid of a photograph of size x size px; ValueError where it takes none."""
+        """Return the grid shape (h, w, C) for photographs of size x size px; ValueError if the network rejects them."""
         try:
             with torch.inference_mode():
                 _, height, width, channels = self(torch.zeros(1, 3, size, size)).shape
@@ -119,10 +119,10 @@ class Backbone(nn.Module):
         return height, width, channels
 
     def tunable(self, first_block: int, size: int) -> list[list[nn.Parameter]]:
-        """Return the weights of each block from `first_block` (counted from 1) to the last on which a grid depends.
+        """Return the weights that a grid depends on, for each block from `first_block` (counted from 1) to the last.
 
-        A weight of several blocks is in the first. size: side of the photographs in pixels. Raises ValueError if the
-        backbone has no such block.
+        A weight shared by blocks is listed in the first of them. size: side of the photographs in pixels. Raises
+        ValueError if the backbone has no such block.
         """
         if not 1 <= first_block <= len(self.blocks):
             has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
@@ -190,8 +190,8 @@ class Backbone(nn.Module):
 def make(name: str, grid: int | None = None, seed: int | None = None, layer: int | None = None) -> Backbone:
     """Return the backbone `name` with random weights drawn from `seed` (0 if None), ready for `load`.
 
-    grid: the side that its maps are pooled to; None for no pooling. layer: whose output is the map, of a timm model;
-    None for the last. Raises ValueError for an unknown name, or a layer that it does not have.
+    grid: the side that its maps are pooled to; None for no pooling. layer: the layer of a timm model whose output is
+    the map; None for the last. Raises ValueError for an unknown name or layer.
     """
     library, colon, model = name.partition(":")
     member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
@@ -212,14 +212,14 @@ def make(name: str, grid: int | None = None, seed: int | None = None, layer: int
 
 
 class _Tracer(fx.Tracer):
-    """A tracer that does not look into convolutions: some of timm's pad by the size of the picture."""
+    """A tracer that treats convolutions as leaves, because some of timm's compute padding from the picture's size."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
 
 
 def folded_norms(network: nn.Module) -> fx.GraphModule:
-    """Return the network with each batch norm folded into the convolution whose output it alone reads."""
+    """Return the network with each batch norm folded into the convolution before it, if nothing else reads that."""
     graph, modules = _Tracer().trace(network), dict(network.named_modules())
     for node in list(graph.nodes):
         norm = modules[node.target] if node.op == "call_module" else None

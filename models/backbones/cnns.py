@@ -1,4 +1,4 @@
-"""CNNs of torchvision with their blocks: the last convolutional map of each, stride 32 unless it says otherwise."""
+"""torchvision's CNNs up to their last convolutional map, with their blocks; stride 32 unless stated otherwise."""
 
 from __future__ import annotations
 

@@ -15,16 +15,17 @@ from .base import Backbone, Declared, folded_norms
 class TimmBackbone(Backbone):
     """A timm model, whose map may be channels first or last, or patch tokens.
 
-    taken: the index of the layer whose output is the map, by timm's `forward_intermediates`; None for the output of
-    `forward_features`, which is the last layer's after the final norm.
+    taken: the index of the layer whose output is the map, in timm's `forward_intermediates`; None for the output of
+    `forward_features`, the last layer's after the final norm.
     """
 
     taken: int | None = None
 
     def fold(self) -> None:
-        """Fold each batch norm into the convolution before it, where there are any, as `Backbone.fold` does.
+        """Fold each batch norm, if there are any, into the convolution before it, as `Backbone.fold` does.
 
-        timm's batch norms contain their activation functions, which stay. An earlier layer's network is left as it is.
+        timm's batch norms contain their activation functions, which stay. A network cut at an earlier layer stays
+        unchanged.
         """
         network: Any = self.features
         if self.taken is not None:
@@ -75,7 +76,7 @@ class _Features(nn.Module):
 
 
 def _without_activation(norm: Any) -> nn.Module:
-    """Return a batch norm of timm's as an ordinary one, followed by what it does besides."""
+    """Return a timm batch norm as an ordinary one, followed by its drop layer and activation."""
     plain = nn.BatchNorm2d(norm.num_features, norm.eps)
     plain.load_state_dict(norm.state_dict())
     return nn.Sequential(plain, norm.drop, norm.act).eval().requires_grad_(False)
@@ -84,8 +85,8 @@ def _without_activation(norm: Any) -> nn.Module:
 def timm_model(name: str, layer: int | None = None) -> Backbone:
     """Build the timm model `name`, such as `resnet18.a1_in1k`, with random weights.
 
-    layer: whose output is the map, counted from the end: -2 is the one before the last, as it is. None for the last,
-    after the final norm. Raises ValueError if timm is not installed, or has no such model or layer.
+    layer: the layer whose output is the map, counted from the end: -2 is the second to last, without the final norm.
+    None for the last, after the final norm. Raises ValueError if timm is not installed, or has no such model or layer.
     """
     try:
         import timm
@@ -124,9 +125,9 @@ def timm_model(name: str, layer: int | None = None) -> Backbone:
 
 
 def _check_activation(name: str) -> None:
-    """Raise ValueError for a model that is built with GELU where the weights of its tag were trained with QuickGELU.
+    """Raise ValueError for a model built with GELU if the weights of its tag were trained with QuickGELU.
 
-    OpenAI's CLIP, and some weights of others, were. timm has these as models of their own, next to those with GELU.
+    OpenAI's CLIP and some other weights were. timm has separate models with QuickGELU for them.
     """
     import timm.models
 
@@ -136,20 +137,20 @@ def _check_activation(name: str) -> None:
 
 
 def _created(name: str) -> Any:
-    """Return a timm model without a classifier, for photographs of any size where it can be."""
+    """Return a timm model without a classifier, for photographs of any size if it supports that."""
     import timm
 
     try:
         return timm.create_model(name, pretrained=False, num_classes=0, dynamic_img_size=True)
-    except TypeError:  # a network without position embeddings, or with those of one size
+    except TypeError:  # a network without position embeddings, or with embeddings of one size
         return timm.create_model(name, pretrained=False, num_classes=0)
 
 
 def _remove_unused(network: Any, name: str, layer: int) -> None:
-    """Remove the parts whose weights the map does not depend on, such as a pool by attention.
+    """Remove the parts whose weights the map does not depend on, such as attention pooling.
 
-    They are those without a gradient from the map, by a copy of the network without values (on the device `meta`). No
-    part is removed where the network cannot run there.
+    Their weights get no gradient from the map. This is computed on a copy of the network on the device `meta`; if the
+    network cannot run there, nothing is removed.
     """
     try:
         with torch.device("meta"):
@@ -173,9 +174,9 @@ def _remove_unused(network: Any, name: str, layer: int) -> None:
 
 
 def _blocks(network: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the weights of each block, in order, by timm's own grouping, whose first group is the stem.
+    """Return the names of each block's weights, in order, by timm's own grouping, whose first group is the stem.
 
-    A network of which timm tells no groups has no blocks.
+    A network without timm groups has no blocks.
     """
     from timm.models import group_parameters
 

@@ -1,4 +1,4 @@
-"""Grids -> captions word by word, a file a family.
+"""Grids -> captions, word by word; one file per family of decoders.
 
 To add a decoder, write a file with a subclass of `base.Decoder` and add a line to `DECODERS`. This registry imports no
 decoder, so that configs are checked without loading torch.
@@ -18,7 +18,7 @@ from ..options import (
 
 
 class Member(NamedTuple):
-    """A registry entry: the class of a decoder and that of its options.
+    """A registry entry: the class of a decoder and the class of its options.
 
     module: a module of this package, or a full dotted name. name: the class. options: what a config may set, with its
     defaults. fixed: arguments of the class whose values the decoder's name determines. attends: whether it attends to

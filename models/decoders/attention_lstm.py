@@ -16,8 +16,8 @@ from .recurrent import LSTMState, RecurrentDecoder
 class AttentionLSTM(RecurrentDecoder):
     """An LSTM whose gates are W_x x + W_h h + W_attn x_attn + b.
 
-    x_attn is drawn from the grid, projected to the hidden size, by scaled dot-product attention (Vaswani et al. 2017,
-    equation 1) with the previous hidden state as its query; h0 = c0, the mean of the projected grid.
+    x_attn is the context that scaled dot-product attention (Vaswani et al. 2017, equation 1) computes from the grid,
+    projected to the hidden size, with the previous hidden state as its query; h0 = c0, the mean of the projected grid.
     """
 
     def __init__(self, channels: int, vocabulary: int, options: AttentionLSTMOptions) -> None:

@@ -35,8 +35,8 @@ OF_LAST_STEP = {"is_read": False}  # (N, R, ...): what the last step computed an
 class State:
     """The state of a decoder between words: tensors (N, R, ...), except for fields with the metadata above.
 
-    Each has `alphas` (N, R, P'), float32: the last step's attention weights of the positions. Before the first step
-    they mean nothing.
+    Each has `alphas` (N, R, P'), float32: the last step's attention weights of the positions, undefined before the
+    first step.
     """
 
     if TYPE_CHECKING:  # a field of some subclasses, a property of others
@@ -56,7 +56,7 @@ class State:
 
         pictures, own_rows = getattr(self, self.names_of("row")[0]).shape[:2]
         first_rows = torch.arange(pictures, device=rows.device).unsqueeze(1) * own_rows
-        index = (rows + first_rows).flatten()  # into all N * R rows: to copy whole rows is several times faster
+        index = (rows + first_rows).flatten()  # into all N * R rows: copying whole rows is several times faster
         return self._map_rows(lambda tensor: tensor.flatten(0, 1).index_select(0, index).unflatten(0, rows.shape))
 
     def first(self, rows: int) -> Self:
@@ -126,7 +126,7 @@ class Head(nn.Module):
             self._tied: tuple[nn.Embedding, ...] = ()
             return
         self.bias = nn.Parameter(embedding.weight.new_zeros(vocabulary))
-        # Hidden from torch in a tuple, so that the weights are saved and trained once, as those of the embedding.
+        # Hidden from torch in a tuple, so that the weights are saved and trained once, as the embedding's.
         self._tied = (embedding,)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -136,10 +136,10 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module, ABC):
-    """The base class of decoders: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
+    """The base class of decoders: word embeddings, dropout on words and grid, a head, and an optional fixed basis.
 
     attends: whether it attends to the grid before each word; if not, its alphas have no positions. attention_grid: the
-    side of the positions attended; None if they are those of the grid.
+    side of the attended positions; None for the grid's own.
     """
 
     attends = True
@@ -176,15 +176,15 @@ class Decoder(nn.Module, ABC):
     def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         """Return the logits of the next word after each true word (teacher forcing), and the states of the steps.
 
-        grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. places (M,) int64: the words whose next
-        word is to be predicted, as indices into the N * R * T words; of the logits (M, V), each row is that of a place.
-        The states are stacked: alphas (N, R, T, P'). After a caption's last place they mean nothing.
+        grid (N, h, w, C). words (N, R, T) int64: the captions, from START. places (M,) int64: the words whose next word
+        is predicted, as indices into the N * R * T words; the logits (M, V) have a row per place. The states are
+        stacked: alphas (N, R, T, P'). They are undefined after a caption's last place.
         """
 
     def for_inference(self) -> Stepper:
         """Return an object whose `start` and `step` are arranged for speed, with the weights as they are now.
 
-        To be called in evaluation mode only.
+        Call it in evaluation mode only.
         """
         return self
 

@@ -1,4 +1,4 @@
-"""An ensemble of decoders, trained together: the next word's probability is the mean of theirs."""
+"""An ensemble of decoders, trained together: the next word's probability is the mean of its members'."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EnsembleState:
 
 
 class Ensemble(nn.ModuleList):
-    """Decoders of one shape, with different weights; the logits of all together are log-probabilities."""
+    """Decoders of one shape with different weights; the ensemble's logits are log-probabilities."""
 
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
@@ -75,7 +75,7 @@ class Ensemble(nn.ModuleList):
 
 
 def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any], members: int = 1) -> Decoder | Ensemble:
-    """Return a new decoder, or an ensemble of `members` such decoders where these are more than one.
+    """Return a new decoder, or an ensemble of `members` such decoders if that is more than one.
 
     name, channels, vocabulary, options: as for `base.make`. Raises ValueError for sizes that do not fit together.
     """
@@ -84,7 +84,7 @@ def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any], 
 
 
 def members_of(decoder: Decoder | Ensemble) -> list[Decoder]:
-    """Return the decoders of an ensemble, and of any other model the model itself."""
+    """Return the members of an ensemble, or the decoder alone if it is not an ensemble."""
     members: list[Any] = list(decoder) if isinstance(decoder, Ensemble) else [decoder]
     return members
 

@@ -33,8 +33,8 @@ class HardAttention(ShowAttendTell):
     average of it as the baseline (section 4.1), and the alphas' entropy; for a share of the pictures, half of them in
     the paper, the position drawn is replaced by its expected value, which gives the soft context.
 
-    reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average of rewards.
-    expected_share: probability with which the soft context replaces a drawn one.
+    reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: decay of the moving average of rewards.
+    expected_share: probability that the soft context replaces a drawn one.
     """
 
     reinforce, entropy, baseline_decay, expected_share = 1.0, 0.002, 0.9, 0.5

@@ -36,10 +36,10 @@ class LSTMState(AttentionState):
 
 @dataclass(frozen=True)
 class StepWeights:
-    """The weights of a step, those that read the hidden state joined into one matrix.
+    """The weights of a step; those that read the hidden state are joined into one matrix.
 
-    hidden (A + G, H): of all query layers, A outputs together, then of the cell's G gates. context (G, D'): of the
-    cell's gates; None without attention.
+    hidden (A + G, H): the weights of all query layers, A outputs together, then of the cell's G gates. context (G, D'):
+    the weights of the cell's gates; None without attention.
     """
 
     hidden: Tensor
@@ -70,7 +70,7 @@ class RecurrentDecoder(Decoder):
         """Create the layers.
 
         channels: C of the grid. vocabulary: V. context: size D' of the context vector; 0 without attention.
-        attention_grid: the side of the positions attended; None for the grid's own.
+        attention_grid: the side of the attended positions; None for the grid's own.
         """
         super().__init__(channels, vocabulary, options)
         embedding, hidden = options.embedding, options.hidden
@@ -103,7 +103,7 @@ class RecurrentDecoder(Decoder):
 
     @abstractmethod
     def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
-        """Return the state with the context that its hidden state attends to in the grid, and with the alphas.
+        """Return the state with the context and the alphas that its hidden state attends to in the grid.
 
         queries: the outputs of the query layers, (N, R, A) each, by the names of `query_layers`.
         """
@@ -207,8 +207,9 @@ class RecurrentDecoder(Decoder):
     ) -> list[LSTMState]:
         """Return the states after each of T true words, by T calls of `step`, with the weights' gradients deferred.
 
-        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates, the rows in the
-        order of `reading`; states of rows that it leaves out are zeros. None: all rows are computed at every word.
+        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates, with rows in the
+        order of `reading`. reading: which rows to compute at each word, the states of the others are zeros; None for
+        all rows.
         """
         all_rows = word_gates.shape[1]
         rows = [all_rows] * word_gates.shape[2] if reading is None else reading.rows

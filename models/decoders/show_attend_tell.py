@@ -17,7 +17,7 @@ class ShowAttendTell(RecurrentDecoder):
     """An LSTM with attention over the unprojected annotation vectors, its context scaled by a sigmoid gate beta.
 
     h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2), with the tanh of the authors' code, or
-    `linear` without it; the gate is that of section 4.2.1.
+    `linear` without it. The gate is from section 4.2.1.
     """
 
     def __init__(self, channels: int, vocabulary: int, options: ShowAttendTellOptions) -> None:

@@ -15,9 +15,9 @@ backward pass autograd gives it dL/db = [g_1 ... g_T]. The large product needs n
 have appended to a list by then. On one thread of a processor with bfloat16 a training step takes 0.33 s instead of 0.42
 at 7x7x1280; in float32 it gains up to 9 %.
 
-Captions have different lengths: three of ten words of a batch of Flickr8k are NULL. `longest_first` and
-`words_read` say which words count, so that the others are not computed. At 4x4x400 that saves a fifth of a training
-step, at 14x14x2048, where the grid takes most of the time, 7 %. Neither changes a result.
+Captions have different lengths: three in ten words of a Flickr8k batch are NULL. `longest_first` and `words_read`
+return the words that count, so that the others are not computed. That saves a fifth of a training step at 4x4x400, and
+7 % at 14x14x2048, where the grid takes most of the time. Neither changes a result.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch import Tensor
 
 
 def defer_gradient(base: Tensor, weight: Tensor, inputs: list[Tensor], read: Tensor | None = None) -> Tensor:
-    """Return `base` unchanged, but such that `weight` gets its gradient in the backward pass.
+    """Return `base` unchanged, and give `weight` its gradient in the backward pass.
 
     base (N, R, T, O): b_1 ... b_T. weight (O, I): W. inputs: an empty list, to which the caller appends each step's x_t
-    (N, R, I), without gradient; of the dtype that the product is to be taken in. read (M,): the words that may have a
-    gradient, as indices into N * R * T words; None for all.
+    (N, R, I), without gradient, in the dtype of the product. read (M,): the words that may have a gradient, as indices
+    into N * R * T words; None for all.
     """
     deferred: Tensor = _DeferredGradient.apply(base, weight, inputs, read)
     return deferred
@@ -59,11 +59,11 @@ class _DeferredGradient(torch.autograd.Function):
 
 
 class Reading(NamedTuple):
-    """Hold how captions of different lengths are read: each picture's longest first, and none after its last place.
+    """The order in which captions of different lengths are read: each picture's longest first, up to its last place.
 
-    order (N, R): each picture's rows, the longest caption's first. rows, T numbers: how many rows of each picture, the
-    first ones in that order, are computed at each word, never more than at the word before. words (M',): the words
-    read, as indices into N * R * T words. reordered (M',): the same words' indices when the rows are in that order.
+    order (N, R): each picture's rows, longest caption first. rows, T numbers: how many rows of each picture, the first
+    ones in that order, are computed at each word; it never grows. words (M',): the words read, as indices into
+    N * R * T words. reordered (M',): the indices of the same words when the rows are in that order.
     """
 
     order: Tensor
@@ -75,7 +75,7 @@ class Reading(NamedTuple):
 def longest_first(places: Tensor, shape: Sequence[int]) -> Reading:
     """Return how to read words of this shape, (N, R, T), up to each caption's last place.
 
-    places (M,): those that count, in the host's memory.
+    places (M,): the places that count, in the host's memory.
     """
     pictures, rows, steps = shape
     lengths, order = last_places(places, shape).sort(dim=1, descending=True, stable=True)
@@ -89,16 +89,16 @@ def longest_first(places: Tensor, shape: Sequence[int]) -> Reading:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which of N x R x T words the layers compute: captions have different lengths, and most of the work is per word.
+    """The words, of N x R x T, that the layers compute: captions have different lengths, and most work is per word.
 
-    shape: (N, R, T). read (M,): those computed, as indices into all of them; None for all, M = N * R * T.
+    shape: (N, R, T). read (M,): the computed words, as indices into all of them; None for all, M = N * R * T.
     """
 
     shape: Sequence[int]
     read: Tensor | None = None
 
     def pack(self, values: Tensor) -> Tensor:
-        """Return the values (M, ...) of the words computed, given those of all words, (N, R, T, ...)."""
+        """Return the values (M, ...) of the computed words, from the values (N, R, T, ...) of all words."""
         flat = values.flatten(0, 2)
         return flat if self.read is None else flat.index_select(0, self.read)
 
@@ -112,7 +112,7 @@ class Layout:
 
 
 def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the words of each caption up to its last place, (M,), as indices into N * R * T words; places (M',)."""
+    """Return each caption's words up to its last place, (M,), as indices into N * R * T words; places (M',)."""
     ends = last_places(places, shape).unsqueeze(-1)
     return (torch.arange(shape[2]) < ends).flatten().nonzero().squeeze(1)
 
@@ -120,7 +120,7 @@ def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:
 def last_places(places: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the number of words up to each caption's last place, (N, R) int64; 0 for captions without any.
 
-    places (M,): of words of this shape, (N, R, T). For places in the host's memory.
+    places (M,): in the host's memory, as indices into words of this shape, (N, R, T).
     """
     ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
     return ends.scatter_reduce(0, places // shape[2], places % shape[2] + 1, "amax").view(*shape[:2])

@@ -1,4 +1,4 @@
-"""A Transformer over the grid (Vaswani et al. 2017), its layer norms before the sublayers (Xiong et al. 2020)."""
+"""A Transformer over the grid (Vaswani et al. 2017) with layer norms before the sublayers (Xiong et al. 2020)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KVCache(State):
     def alphas(self) -> Tensor:
         """Return the weights of the last layer's attention over the grid, averaged over its heads, (N, R, ..., P).
 
-        They are computed when they are asked for: decoding needs none.
+        They are computed on access, because decoding needs none.
         """
         keys = self.grid_keys[:, -1]
         queries = split_heads(self.queries.flatten(1, -2), keys.shape[1])
@@ -80,7 +80,7 @@ class Transformer(Decoder):
         annotations = self.grid_norm(annotations)
         keys, values = [], []
         for layer in self.layers:
-            # Each head's are split off once, not at every word.
+            # Heads are split once, not at every word.
             layer_keys, layer_values = layer.cross_attention.keys_and_values(annotations)
             keys.append(layer_keys)
             values.append(layer_values)
@@ -107,10 +107,10 @@ class Transformer(Decoder):
             layer.compile(dynamic=True, mode=self.compile_mode)
 
     def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, KVCache]:
-        """Read T words, tokens (N, R, T), after those of `state`: one word, or any number after none.
+        """Read T words, tokens (N, R, T), after those of `state`. T may be over 1 only if `state` has no words yet.
 
-        layout: of the words that are computed, (M,). Returns the features (M, H) that the head reads, and the state
-        after the words.
+        layout: the words that are computed, (M,). Returns the features (M, H) that the head reads, and the state after
+        the words.
         """
         past = state.word_keys.shape[3]
         positions = torch.arange(past, past + tokens.shape[2], device=tokens.device)
@@ -212,15 +212,15 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return features (M, H) after this layer, its queries to the grid (N, R, T, H), and all keys and values.
 
-        features (M, H): of the new words that `layout` has. past_keys, past_values (N, R, t, H): of the words before;
-        those returned are (N, R, t + T, H). grid_keys, grid_values (N, heads, P, H / heads).
+        features (M, H): of the new words in `layout`. past_keys, past_values (N, R, t, H): of the words before; the
+        returned ones are (N, R, t + T, H). grid_keys, grid_values (N, heads, P, H / heads).
         """
         attention, (rows, words) = self.attention, layout.shape[1:]
         normed = self.attention_norm(features)
         new_keys, new_values = (layout.spread(own) for own in attention.key_value(normed).chunk(2, dim=-1))
         keys, values = torch.cat([past_keys, new_keys], dim=2), torch.cat([past_values, new_values], dim=2)
         split = (split_heads(own.flatten(0, 1), attention.heads) for own in (keys, values))
-        # One word attends to all before it; of several, which are the first ones, each to those up to itself.
+        # A single word attends to all words so far; several words are the first ones, and need a causal mask.
         contexts = attention(layout.spread(attention.query(normed)).flatten(0, 1), *split, causal=words > 1)
         features = features + self.drop(attention.out(layout.pack(contexts.unflatten(0, (-1, rows)))))
         queries = layout.spread(self.cross_attention.query(self.cross_attention_norm(features)))
@@ -244,7 +244,7 @@ def sinusoid(positions: Tensor, size: int) -> Tensor:
 def grid_position_encoding(height: int, width: int, size: int, device: torch.device) -> Tensor:
     """Return the encoding (height * width, size) of a grid's positions: one half encodes the row, one the column."""
     # Positions are shares of the grid's sides, times 32, so that the same part of a photograph has the same encoding
-    # whatever the grid's size.
+    # in grids of any size.
     rows = sinusoid((torch.arange(height, device=device) + 0.5) * 32 / height, size // 2)
     columns = sinusoid((torch.arange(width, device=device) + 0.5) * 32 / width, size // 2)
     return torch.cat([rows.repeat_interleave(width, dim=0), columns.repeat(height, 1)], dim=1)

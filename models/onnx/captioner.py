@@ -1,7 +1,7 @@
 """The captioner on onnxruntime: the graphs of a registered captioner turn photographs into captions, without torch.
 
-It is a folder of config.json, vocabulary.json, encoder.onnx (where it takes photographs), start.onnx, step.onnx,
-memory.npz and, where its captions have a confidence, confidence.npz, with a copy of the code that it needs.
+It is a folder of config.json, vocabulary.json, encoder.onnx (if it takes photographs), start.onnx, step.onnx,
+memory.npz and, if its captions have a confidence, confidence.npz, with a copy of the code that it needs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from ..search import Next
 from ..vocabulary import Vocabulary
 
 Array = npt.NDArray[Any]
-EVERY = "log_probabilities"  # the output of a step's graph with those of all words
-_ENCODED = 4  # photographs at once: the feature maps of more do not stay in a processor's caches
+EVERY = "log_probabilities"  # the output of a step's graph for all words
+_ENCODED = 4  # photographs encoded at once: the feature maps of more do not fit into a processor's caches
 
 
 class OnnxCaptioner(BaseCaptioner):
     """A captioner on onnxruntime.
 
-    config: as a captioner in torch has it, with `onnx`: `picture` and `row`, the names of the arrays of the decoder's
-    state, of which there is one for each picture, and one for each hypothesis; `attends`; `attention_grid`; and
-    `interpolation`.
+    config: as for the captioner in torch, with `onnx`: `picture` and `row`, the names of the decoder state's arrays
+    that have an entry for each picture or for each hypothesis; `attends`; `attention_grid`; and `interpolation`.
     """
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
-        """Load the captioner in a folder. threads: that a graph runs on; 0 for OMP_NUM_THREADS, or all cores."""
+        """Load the captioner in a folder. threads: how many a graph runs on; 0 for OMP_NUM_THREADS, or all cores."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         super().__init__(
             config,
@@ -49,12 +48,12 @@ class OnnxCaptioner(BaseCaptioner):
         self.attends, self.attention_grid = spec["attends"], spec["attention_grid"]
         self.interpolation = spec["interpolation"]
         options = onnxruntime.SessionOptions()
-        # OpenMP's variable may be a list, a number for each level of nesting.
+        # OMP_NUM_THREADS may be a list with a number for each level of nesting.
         outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         options.intra_op_num_threads = threads or (int(outermost) if outermost.isdecimal() else 0)
-        # Threads that wait sleep: while they spin, the search in Python, and other sessions, wait for a core.
+        # Waiting threads sleep: if they spun, the search in Python and other sessions would wait for a core.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3  # warnings are about graphs, which nobody here can change
+        options.log_severity_level = 3  # warnings are about the graphs, which a user cannot change
 
         def session(name: str) -> Any:
             return onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
