@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 5
-_DARK = 0.25  # light of the photograph where no attention is, so that it can still be seen
+_DARK = 0.25  # brightness of the photograph where there is no attention, so that it can still be seen
 
 
 def draw(photograph: Pixels, words: list[str], attention: npt.NDArray[np.float32], fit: Fit = "squash") -> Figure:
-    """Return a figure of the photograph, and of the photograph once per word, lit where that word's map is high.
+    """Return a figure of the photograph, then of the photograph once per word, lit where that word's map is high.
 
-    photograph: uint8 (H, W, 3). attention: (words, h, w). fit: how the backbone was shown the photograph.
+    photograph: uint8 (H, W, 3). attention: (words, h, w). fit: how the photograph was fitted to the backbone's input.
     """
     from matplotlib.figure import Figure
 

@@ -1,9 +1,9 @@
-"""The confidence of captions (models/confidence.py): fitted to captions of held-out pictures, and judged on others.
+"""The confidence of captions (models/confidence.py), fitted to captions of held-out pictures and evaluated on others.
 
-A caption is acceptable where its CIDEr-D to the picture's references is at least `evaluation.acceptable`; of a data set
-that records facts, where all that it states is true. Where dev is what is scored, each half of it is judged by a
-confidence that was fitted to the other half, and the one that goes into the model is fitted to both; otherwise it is
-fitted to dev, and judged on the pictures that are scored.
+A caption is acceptable if its CIDEr-D against the picture's references is at least `evaluation.acceptable`, or, in a
+data set that records facts, if everything it states is true. If the scored split is dev, each half of dev is evaluated
+with a confidence fitted to the other half, and the model's confidence is fitted to both. Otherwise the confidence is
+fitted to dev and evaluated on the scored pictures.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tasks.evaluation.score_record import JudgedConfidence
 from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.bootstrap import LEVEL, ROUNDS
 
-_FEWEST = 15  # captions that are acceptable, and captions that are not, from which it is fitted
+_FEWEST = 15  # acceptable captions, and others, that are needed to fit it
 _PENALISED = 0.01  # inverse strength of the penalty
-_NORMAL_EXCESS = 0.42  # standard deviations by which a normal variable exceeds its 95 % quantile, in the mean
-_BINS = 10  # of the reliability
+_NORMAL_EXCESS = 0.42  # mean excess of a normal variable over its 95 % quantile, in standard deviations
+_BINS = 10  # of the reliability diagram
 _POINTS = 20  # of the risk-coverage curve
 
 Flags = npt.NDArray[np.bool_]
@@ -30,18 +30,18 @@ Values = npt.NDArray[np.float64]
 
 
 def is_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> Flags:
-    """Return which captions are acceptable; acceptable: the least CIDEr-D, in percent, where no facts are known."""
+    """Return which captions are acceptable; acceptable: the least CIDEr-D, in percent, if no facts are recorded."""
     values = qualities(captions)
     return values > 0 if has_facts(captions) else 100.0 * values >= acceptable
 
 
 def describe_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> str:
-    """Return in words which captions are acceptable."""
+    """Return the definition of an acceptable caption, in words."""
     return "all that it states is true" if has_facts(captions) else f"its CIDEr-D is {acceptable:g} or more"
 
 
 def halves(digests: Sequence[str]) -> Flags:
-    """Return which pictures are in the first of two halves, drawn at random by their digests alone."""
+    """Return which pictures are in the first of two random halves; the draw depends on the digests alone."""
     ranked = sorted(digests)
     random.Random(0).shuffle(ranked)
     first = set(ranked[: len(ranked) // 2])
@@ -49,7 +49,7 @@ def halves(digests: Sequence[str]) -> Flags:
 
 
 def why_not(acceptable: Flags) -> str | None:
-    """Return why no confidence can be fitted to captions; None where it can be."""
+    """Return why no confidence can be fitted to captions; None if one can be."""
     good, bad = int(acceptable.sum()), int((~acceptable).sum())
     if min(good, bad) >= _FEWEST:
         return None
@@ -61,10 +61,10 @@ def why_not(acceptable: Flags) -> str | None:
 
 
 def fit(features: Values, acceptable: Flags) -> Confidence:
-    """Return the confidence that is fitted to captions. features (N, F): in the order of `FEATURES`.
+    """Return the confidence fitted to captions. features (N, F): in the order of `FEATURES`.
 
-    It weighs the first feature, or the first two, and so on: as many as predict best by cross-validation. With few
-    captions, or where the log-probability says it all, the others would only add noise.
+    It uses the first feature, or the first two, and so on, whichever predicts best in cross-validation. With few
+    captions, or if the log-probability is sufficient, more features would only add noise.
     """
     from sklearn.model_selection import RepeatedStratifiedKFold
 
@@ -81,17 +81,17 @@ def fit(features: Values, acceptable: Flags) -> Confidence:
     weights[: len(chosen)] = chosen
     distances = features[:, FEATURES.index("distance")]
     threshold = np.quantile(distances, 1 - TAIL)
-    # No steeper than the tail of a normal distribution, which a few distances might look by chance.
+    # No steeper than the tail of a normal distribution, because a few distances may look steeper by chance.
     excess = max(float(np.mean(distances[distances >= threshold] - threshold)), _NORMAL_EXCESS * distances.std(), 1e-6)
     fitted = (means, scales, weights, [bias], [threshold, excess])
     return Confidence(*(np.array(values, np.float32) for values in fitted))
 
 
 def _weights(scaled: Values, acceptable: Flags) -> Values:
-    """Return the weights of scaled features (N, F), and after them the bias, (F + 1,).
+    """Return the weights of scaled features (N, F), followed by the bias, (F + 1,).
 
-    The features say much the same, and a few hundred captions are few: how they weigh beside each other is fitted with
-    a strong penalty, which makes them more alike, and then the slope and the bias of their sum with a mild one.
+    The features are correlated, and there are only a few hundred captions. So their relative weights are fitted with a
+    strong penalty, which makes them more alike, and then the slope and bias of their weighted sum with a mild one.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -102,13 +102,13 @@ def _weights(scaled: Values, acceptable: Flags) -> Values:
 
 
 def _loss(weights: Values, scaled: Values, acceptable: Flags) -> float:
-    """Return the mean negative log-likelihood of captions, in nats. weights: of `_weights`."""
+    """Return the mean negative log-likelihood of captions, in nats. weights: as `_weights` returns."""
     logits = scaled @ weights[:-1] + weights[-1]
     return float(np.logaddexp(0, np.where(acceptable, -logits, logits)).mean())
 
 
 def judge(confidence: Values, log_probability: Values, acceptable: Flags, definition: str) -> JudgedConfidence:
-    """Return how well the confidence tells acceptable captions from others. definition: of acceptable, in words."""
+    """Return how well the confidence separates acceptable captions from others. definition: of acceptable, in words."""
     by_confidence, by_log_probability = _order(confidence), _order(log_probability)
     generator = np.random.default_rng(0)
     pictures = len(acceptable)
@@ -144,7 +144,7 @@ def _order(values: Values) -> npt.NDArray[np.int64]:
 
 
 def _area(ranked: Flags, weights: npt.NDArray[np.int64]) -> float:
-    """Return the area under the risk-coverage curve. ranked: acceptable or not, best first. weights: times of each."""
+    """Return the area under the risk-coverage curve. ranked: acceptable or not, best first. weights: count of each."""
     taken = np.cumsum(weights)
     wrong = np.cumsum(weights * ~ranked)
     counts = weights > 0
@@ -152,21 +152,21 @@ def _area(ranked: Flags, weights: npt.NDArray[np.int64]) -> float:
 
 
 def _bins(confidence: Values, acceptable: Flags) -> list[tuple[float, float, int]]:
-    """Return mean confidence, share of acceptable captions and number of each bin, from the least confident on."""
+    """Return each bin's mean confidence, share of acceptable captions and number of captions, least confident first."""
     order = np.argsort(confidence, kind="stable")
     parts = [part for part in np.array_split(order, _BINS) if len(part)]
     return [(float(confidence[part].mean()), float(acceptable[part].mean()), len(part)) for part in parts]
 
 
 def _auroc(confidence: Values, acceptable: Flags) -> float:
-    """Return the probability that an acceptable caption has more confidence than another; equal ones count half."""
+    """Return the probability that an acceptable caption has a higher confidence than another; ties count half."""
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(acceptable, confidence)) if 0 < acceptable.sum() < len(acceptable) else 0.5
 
 
 def _curve(by_confidence: Flags, by_log_probability: Flags) -> list[list[float]]:
-    """Return points of the risk-coverage curves: coverage, and the share that is not acceptable by each order."""
+    """Return points of the risk-coverage curves: coverage, and the share that is not acceptable in each order."""
     points = []
     for number in range(1, _POINTS + 1):
         taken = max(1, round(len(by_confidence) * number / _POINTS))
@@ -176,5 +176,5 @@ def _curve(by_confidence: Flags, by_log_probability: Flags) -> list[list[float]]
 
 
 def _rounded(value: float) -> float:
-    """Return a figure with the digits that do not depend on the machine that computed it."""
+    """Return a value rounded to the digits that are the same on every machine."""
     return round(float(value), 6)

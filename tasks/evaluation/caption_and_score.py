@@ -1,12 +1,12 @@
 """Captions of held-out pictures, decoded free-running, and their scores, computed from the file of captions.
 
 predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), copied
-(what copying a caption of a similar training picture says), the features of the caption's confidence
-(models/confidence.py) and that confidence, null where none could be fitted, and the truth that they are scored against:
-references (cut into words, see metrics/ptb.py) and facts (JSON or null). fitted_to.parquet: the same, but for copied,
-of the dev pictures that the confidence was fitted to, where dev is not what is scored. scores.json: the scores in
-percent with their intervals, the statistics of the captions' language, how well the confidence told good captions from
-others, and a signature of the settings.
+(the caption copied from a similar training picture), the features of the caption's confidence (models/confidence.py)
+and that confidence, null if none could be fitted, and what the captions are scored against: references (tokenised, see
+metrics/ptb.py) and facts (JSON or null). fitted_to.parquet: the same, without copied, for the dev pictures that the
+confidence was fitted to, if the scored split is not dev. scores.json: the scores in percent with their intervals, the
+statistics of the captions' language, how well the confidence separates good captions from others, and a signature of
+the settings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tasks.metrics.ptb import tokenize
 from tasks.pipeline.ledger import digest_of
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
-_SAMPLE = 200  # pictures by whose references the script is told
+_SAMPLE = 200  # pictures whose references are used to detect the script
 _SCHEMA = pa.schema(
     [
         ("digest", pa.string()),
@@ -66,8 +66,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Return the rows of predictions.parquet, without references and facts.
 
-    features (N, F): of the best captions' confidence. copies: what copying a caption of a similar picture says,
-    or None.
+    features (N, F): of the best captions' confidence. copies: captions copied from similar pictures, or None.
     """
     rows = []
     for picture, item, values, copy in zip(found.pictures, ranked, features.tolist(), copies, strict=True):
@@ -89,8 +88,8 @@ def rows_of(
 def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
     """Write captions to a Parquet file, with the references and facts that they are scored against.
 
-    rows: digest, caption, and any of the other columns; those that a row lacks are null. pictures: where references and
-    facts are taken from.
+    rows: digest, caption, and any of the other columns; missing ones become null. pictures: the source of references
+    and facts.
     """
     by_digest = {picture.digest: picture for picture in pictures}
     for row in rows:
@@ -103,7 +102,7 @@ def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path:
 def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCaption]:
     """Read a predictions file: digest -> caption, references and facts, in the order of the file.
 
-    column: with the captions. Raise AttendError where the file is not Parquet, or lacks references.
+    column: the column of the captions. Raise AttendError if the file is not Parquet or lacks references.
     """
     try:
         columns = pq.read_schema(path).names
@@ -126,7 +125,7 @@ def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCap
 
 
 def differing_scores(path: Path, recorded: Mapping[str, float]) -> list[str]:
-    """Return the names of the recorded scores that counting again from a predictions file does not give."""
+    """Return the names of the recorded scores that differ when computed again from a predictions file."""
     corpus = list(read_predictions(path).values())
     again: dict[str, float] = {}
     for name, member in METRICS.items():
@@ -173,9 +172,9 @@ def score(
 def beside_copied(
     names: Iterable[str], copied: Sequence[ScoredCaption], corpus: Sequence[ScoredCaption]
 ) -> dict[str, CopiedScore]:
-    """Return the scores of copied captions, and how much higher those of captions of the same pictures are.
+    """Return the scores of copied captions, and how much higher the scores of the model's captions are.
 
-    names: of the scores.
+    names: of the scores. copied, corpus: captions of the same pictures.
     """
     metrics = [load(name) for name, member in METRICS.items() if {*member.scores} & {*names}]
     compared = [item for metric in metrics for item in compare(metric, copied, corpus)]
@@ -183,9 +182,9 @@ def beside_copied(
 
 
 def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> ScoreRecord:
-    """Score captions against their references, whatever made them.
+    """Score captions from any source against their references.
 
-    settings: parts to add to the signature, which names everything that the scores depend on beside the captions.
+    settings: parts to add to the signature, which names everything that the scores depend on besides the captions.
     """
     scores: dict[str, float] = {}
     score_intervals: dict[str, list[float]] = {}
@@ -220,7 +219,7 @@ def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *setti
 def score_lines(result: ScoreRecord) -> list[str]:
     """Return the lines of two Markdown tables, scores and language, from the contents of scores.json.
 
-    result: as `score` returns it; without `data`, as the command `score` makes it of files.
+    result: as `score` returns it, or without `data`, as the command `score` computes it from files.
     """
     lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
     for name, value in result["scores"].items():
@@ -236,7 +235,7 @@ def score_lines(result: ScoreRecord) -> list[str]:
 
 
 def describe_pictures(result: ScoreRecord) -> str:
-    """Return how many pictures were scored, and of which kind."""
+    """Return how many pictures were scored, and whether they are training or held-out pictures."""
     if "data" not in result:
         return f"{result['pictures']:,} pictures"
     kind = "training" if was_trained_on(result["signature"]) else "held-out"
@@ -244,12 +243,12 @@ def describe_pictures(result: ScoreRecord) -> str:
 
 
 def was_trained_on(signature: str) -> bool:
-    """Return whether scores are of the train split, by their signature: they say nothing about new pictures."""
+    """Return whether scores are of the train split, by their signature; such scores say nothing about new pictures."""
     return "split:train" in signature.split("|")
 
 
 def describe_leak(result: ScoreRecord) -> str:
-    """Return a sentence on scored pictures that are in the train split too; empty where there is none."""
+    """Return a sentence on scored pictures that are also in the train split; empty if there are none."""
     leaked = result.get("also_in_training", 0)
     if not leaked or was_trained_on(result["signature"]):
         return ""
@@ -265,7 +264,7 @@ def _formatted(name: str, value: float) -> str:
 
 def _decoding_signature(decoding: Decoding) -> str:
     """Return the decoding settings for the signature: only those that the chosen search uses."""
-    settings = {**vars(Decoding()), **vars(decoding)}  # the code saved in a version may be older than a setting
+    settings = {**vars(Decoding()), **vars(decoding)}  # the code saved in an older version may lack a setting
     names = {
         "beam": ("beam", "length_normalisation", *(("neighbours",) if settings["neighbours"] else ())),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),

@@ -1,4 +1,4 @@
-"""Statistics of a model's captions beside the references: length, variety, and how much of them is new."""
+"""Statistics of a model's captions and of the references: length, variety, and novelty."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def caption_statistics(
 ) -> dict[str, float]:
     """Return the statistics of `DESCRIPTIONS` by name; shares are from 0 to 1.
 
-    seen: the training captions, as words joined by spaces; without them `novel` is left out. known: the vocabulary's
-    words; without them `unknown` is left out.
+    seen: the training captions, as words joined by spaces; if None, `novel` is left out. known: the vocabulary's words;
+    if None, `unknown` is left out.
     """
     captions = [" ".join(item.caption) for item in corpus]
     words = [word for item in corpus for word in item.caption]

@@ -23,14 +23,14 @@ _PLAIN = np.full((_MAX_SIDE, _MAX_SIDE, 3), 128, np.uint8)  # in place of a phot
 
 
 class NeighbourCard(TypedDict):
-    """A training picture that supports a caption: its photograph, empty where there is none, and its captions."""
+    """A training picture that supports a caption: its photograph, empty if there is none, and its captions."""
 
     photograph: str
     captions: list[str]
 
 
 class Card(TypedDict):
-    """The data of a picture's card. row: its number in the photographs that were captioned for the page."""
+    """The data of a picture's card. row: its index among the photographs captioned for the page."""
 
     row: int
     photograph: str
@@ -55,9 +55,10 @@ def cards_of(
     """Return digest -> the data of its card: the photograph or a plain square, the tokens and their attention maps.
 
     Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
-    255. captioner: a bundle's. files: digest -> photograph, or the .npy file of a grid. grids: those that the captioner
-    reads where it does not read such files; else None. decoding: the settings of the search. remembered: the digests of
-    the pictures of the captioner's memory, in its order; without them, neighbours have no photographs.
+    255. captioner: a bundle's. files: digest -> photograph, or the .npy file of a grid. grids: the grids that the
+    captioner reads in place of these files; None if it reads the files. decoding: the settings of the search.
+    remembered: the digests of the pictures in the captioner's memory, in its order; if empty, neighbours have no
+    photographs.
     """
     contents = [read_photograph(digest, files[digest]) for digest in digests]
     settings = {"attention": captioner.attends, **vars(decoding)}
@@ -71,7 +72,7 @@ def cards_of(
         captioned = captioner.from_cached(
             grids.read(digests), [key_of_digest(digest) for digest in digests], **settings
         )
-    fit = captioner.config["backbone"].get("fit", "squash")  # of grids it is not known
+    fit = captioner.config["backbone"].get("fit", "squash")  # unknown for grids
     cards: dict[str, Card] = {}
     for row, (digest, content, item) in enumerate(zip(digests, contents, captioned, strict=True)):
         jpeg, width, height = thumbnail(_PLAIN if is_grid(files[digest]) else seen(decode(content), fit))
@@ -96,7 +97,7 @@ def cards_of(
 
 
 def _neighbour(one: Supporting, files: Mapping[str, Path], remembered: Sequence[str]) -> NeighbourCard:
-    """Return the data of a training picture that supports a caption, without a photograph where there is none."""
+    """Return the data of a training picture that supports a caption; its photograph is empty if there is none."""
     path = files.get(remembered[one.picture]) if remembered else None
     if path is None or is_grid(path):
         return {"photograph": "", "captions": one.captions}
@@ -112,7 +113,7 @@ def is_grid(path: Path) -> bool:
 def thumbnail(pixels: Pixels, side: int = _MAX_SIDE) -> tuple[str, int, int]:
     """Return a picture, uint8 (H, W, 3), as a small JPEG file in base64, with its width and height in pixels.
 
-    side: the longest, in pixels.
+    side: the longest side of the result, in pixels.
     """
     small = Image.fromarray(pixels)
     small.thumbnail((side, side))

@@ -27,7 +27,7 @@ ImageId = int | str
 def read_results(path: Path) -> dict[ImageId, str]:
     """Read a results file: image id -> caption.
 
-    Raise AttendError, which names the entry, where an entry is malformed or its image has a caption already.
+    Raise AttendError, which names the entry, if an entry is malformed or its image has a caption already.
     """
     document = parse_json(path)
     if not isinstance(document, list):
@@ -45,8 +45,8 @@ def read_results(path: Path) -> dict[ImageId, str]:
 def read_references(path: Path) -> dict[ImageId, list[str]]:
     """Read an annotations file: image id -> its captions, at least one.
 
-    Raise AttendError, which names the entry or the image, where an entry is malformed, where its image id is not in
-    `images`, and where an image has no caption.
+    Raise AttendError, which names the entry or the image, if an entry is malformed, its image id is not in `images`, or
+    an image has no caption.
     """
     document = read_json(path)
     images = [
@@ -69,10 +69,10 @@ def read_references(path: Path) -> dict[ImageId, list[str]]:
 def corpus_of(predictions: Path, references: Path | None) -> list[ScoredCaption]:
     """Return the captions to score, with their references.
 
-    predictions: a results file, whose references are read from the annotations file `references`; or attend's
+    predictions: a results file, with its references in the annotations file `references`, or attend's
     predictions.parquet, which contains its references. As in the toolkit, only images that have a result are scored.
-    Raise AttendError where a file is malformed or without captions, where `references` is missing or not needed, and
-    where a result's image is not among the annotations.
+    Raise AttendError if a file is malformed or has no captions, if `references` is missing or not needed, or if a
+    result's image is not among the annotations.
     """
     if predictions.suffix == ".parquet":
         if references is not None:
@@ -112,8 +112,8 @@ def corpus_of(predictions: Path, references: Path | None) -> list[ScoredCaption]
 def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Path) -> None:
     """Write results.json and annotations.json of captioned pictures into a folder.
 
-    captions: digest -> caption. pictures: where names and references are taken from; those without a caption are left
-    out. Raise AttendError where the folder cannot be written to.
+    captions: digest -> caption. pictures: the source of names and references; pictures without a caption are left out.
+    Raise AttendError if the folder cannot be written to.
     """
     names = {picture.digest: picture.name for picture in pictures if picture.digest in captions}
     references = {picture.digest: picture.captions for picture in pictures if picture.digest in captions}
@@ -135,8 +135,8 @@ def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Pat
 def image_ids(names: Mapping[str, str]) -> dict[str, ImageId]:
     """Return digest -> image id, for digest -> file name.
 
-    As in COCO, the ids are the numbers that the names end in. Where a name has none, or two have the same, the ids are
-    the names.
+    As in COCO, the ids are the numbers at the end of the names. If a name has none, or two names have the same, the ids
+    are the names.
     """
     matches = {digest: re.search(r"(\d+)\.\w+$", name) for digest, name in names.items()}
     numbers = {digest: int(match[1]) for digest, match in matches.items() if match}
@@ -146,9 +146,9 @@ def image_ids(names: Mapping[str, str]) -> dict[str, ImageId]:
 
 
 def _image_id(entry: Any, where: str, name: str = "image_id") -> ImageId:
-    """Return the image id in the entry's field `name`; raise AttendError, which begins with `where`, if it has none."""
+    """Return the image id in the entry's field `name`; if it has none, raise AttendError, which begins with `where`."""
     value = entry.get(name) if isinstance(entry, dict) else None
-    if isinstance(value, float) and value.is_integer():  # as pandas writes a column with a gap
+    if isinstance(value, float) and value.is_integer():  # pandas writes a column with missing values as floats
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise AttendError(f"{where}.{name}: must be a whole number or a string")
@@ -156,10 +156,10 @@ def _image_id(entry: Any, where: str, name: str = "image_id") -> ImageId:
 
 
 def _names_of(path: Path) -> dict[str, ImageId]:
-    """Return the images of an annotations file by other names that results may have for them.
+    """Return the images of an annotations file by other names that results may use for them.
 
-    These are the id as text without leading zeros, and the file's name, with and without its ending. A name of two
-    images is left out.
+    These are the id as text without leading zeros, and the file's name with and without its suffix. Names shared by two
+    images are left out.
     """
     names: dict[str, set[ImageId]] = {}
     for image in require_objects(read_json(path), "images", str(path)):

@@ -17,7 +17,7 @@ from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison
 
-_PICTURES = 12  # drawn at random, and as many on which the captioners differ the most
+_PICTURES = 12  # shown at random, and as many again on which the captioners differ the most
 _COLOURS = ("#b3411e", "#2f6f8f", "#8a6d1f", "#5b7f3a", "#7a4a8f", "#8c867c")
 CURVES = {"dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
 
@@ -26,9 +26,8 @@ CURVES = {"dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
 class Column:
     """A captioner on the page.
 
-    name: such as `photos/3`. cards: digest of each picture that is shown -> its card. scores: its scores (second)
-    against those of the first captioner; empty for that one. curves: name of a dev score -> (epoch, value) of each
-    epoch of its training.
+    name: such as `photos/3`. cards: digest of each picture shown -> its card. scores: its scores (second) against those
+    of the first captioner; empty for the first. curves: name of a dev score -> (epoch, value) of each training epoch.
     """
 
     name: str
@@ -42,8 +41,8 @@ def write_comparison(
 ) -> None:
     """Write the page: the captions of some pictures side by side, scores with intervals, and learning curves.
 
-    references: digest of each picture that is shown -> the words of people's captions. pictures: which were captioned,
-    in words.
+    references: digest of each picture shown -> the words of its reference captions. pictures: a description of the
+    captioned pictures.
     """
     data = {
         "names": [column.name for column in columns],

@@ -1,9 +1,9 @@
 """Stage `evaluate`: the held-out pictures -> captions -> scores.
 
 In: the grids and captions of `evaluation.split`, the trained decoder, and the memory of its training pictures. Out:
-predictions.parquet, the captions, decoded free-running; scores.json, the scores of the captions as they are read back
-from that file, and how neighbours rank captions; and confidence.npz, the confidence of captions. The last two are
-fitted to captions of dev.
+predictions.parquet, the captions, decoded free-running; scores.json, the scores of the captions read back from that
+file, and how neighbours rank captions; and confidence.npz, the confidence of captions. The ranking and the confidence
+are fitted to captions of dev.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def evaluate_decoder(
 ) -> Outcome:
     """Caption the pictures of `evaluation.split`, and score the captions against all references of each picture.
 
-    trained, remembered: the artifacts of the stages that made the decoder and the memory of its training pictures.
-    Write predictions.parquet, scores.json and, where one could be fitted, the confidence to `out`. The outcome's
-    products are digests of the scores and of the decoding settings.
+    trained, remembered: the artifacts of the decoder and of the memory of its training pictures. Write
+    predictions.parquet, scores.json and, if one could be fitted, the confidence to `out`. The outcome's products are
+    digests of the scores and of the decoding settings.
     """
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
@@ -81,7 +81,7 @@ def evaluate_decoder(
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
     notes = [choice.note]
     notes += [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
-    # The confidence's figures differ by rounding from machine to machine: what it was fitted by stands for them.
+    # The confidence's numbers differ between machines by rounding, so the digest has the settings of its fit instead.
     settings = [vars(evaluation.decoding()), evaluation.acceptable, scores["neighbours"]]
     products = {
         "scores": digest_of({name: value for name, value in scores.items() if name != "confidence"}),
@@ -94,9 +94,9 @@ def evaluate_decoder(
 class _Choice:
     """How neighbours rank captions.
 
-    whole: as fitted to all pictures of dev, or as set; None where they do not, and `why`. halves: where dev is what is
-    scored, which pictures are in the first half, and the neighbours fitted to the other half, for each half. note: the
-    choice in words.
+    whole: the settings fitted to all pictures of dev, or configured; None if neighbours do not rank, and `why` says
+    why. halves: if dev is the scored split, for each half, its pictures and the settings fitted to the other half.
+    note: the choice in words.
     """
 
     whole: Neighbours | None
@@ -105,7 +105,7 @@ class _Choice:
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
 
     def rank(self, search: PictureSearch, scored: Found) -> list[Ranked]:
-        """Return the captions of the scored pictures as they are ranked: of each half, by what the other half fits."""
+        """Return the ranked captions of the scored pictures; each half is ranked by settings fitted to the other."""
         if not self.halves:
             return search.ranked(scored, self.whole)
         ranked: dict[int, Ranked] = {}
@@ -118,8 +118,7 @@ class _Choice:
 def _choose_neighbours(
     evaluation: EvaluationConfig, dev: Found, kept: KeptCaptions, vocabulary: Vocabulary, is_scored: bool
 ) -> _Choice:
-    """Return how neighbours rank captions. dev: of the pictures that are fitted to. is_scored: whether they are
-    scored too."""
+    """Return how neighbours rank captions. dev: the pictures to fit to. is_scored: whether they are scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":
         why = "evaluation.neighbours is off" if evaluation.neighbours == "off" else "the captions are drawn at random"
         return _Choice(None, why, f"neighbours rank no captions: {why}")
@@ -145,7 +144,7 @@ def _choose_neighbours(
 def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
     """Fit a confidence, write it to `out`, and add it to the rows of predictions.parquet.
 
-    Return how well it tells acceptable captions from others, or why none can be fitted: see calibration.py.
+    Return how well it separates acceptable captions from others, or why none can be fitted: see calibration.py.
     """
     paths = [path for path in (out / PREDICTIONS, out / FITTED_TO) if path.exists()]
     scored, *others = _Captions.read(paths, acceptable)
@@ -172,9 +171,9 @@ def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
 
 @dataclass(frozen=True)
 class _Captions:
-    """Hold the captions of a predictions file.
+    """The captions of a predictions file.
 
-    features (N, F). flags (N,): which are acceptable. definition: of that, in words.
+    features (N, F). flags (N,): which are acceptable. definition: of acceptable, in words.
     """
 
     digests: list[str]
@@ -184,7 +183,7 @@ class _Captions:
 
     @classmethod
     def read(cls, paths: list[Path], acceptable: float) -> list[_Captions]:
-        """Return the captions of files. All are judged with the document frequencies of all."""
+        """Return the captions of files; `flags` use the document frequencies of all files together."""
         corpora = [list(read_predictions(path).values()) for path in paths]
         together = [item for corpus in corpora for item in corpus]
         flags = np.split(calibration.is_acceptable(together, acceptable), np.cumsum([len(c) for c in corpora])[:-1])

@@ -1,4 +1,4 @@
-"""The files that pages share: their look, and the script that draws where the model looked."""
+"""The files that pages share: their style sheet, and the script that draws where the model looked."""
 
 from __future__ import annotations
 

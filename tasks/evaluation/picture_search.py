@@ -36,8 +36,8 @@ _READ_AT_ONCE = 64
 class Found:
     """The captions that a search found for N pictures.
 
-    pictures: those that have a grid. captions: of each picture, the likeliest first. near: the most similar training
-    pictures to each.
+    pictures: those that have a grid. captions: each picture's, likeliest first. near: the training pictures most
+    similar to each.
     """
 
     pictures: list[Picture]
@@ -45,7 +45,7 @@ class Found:
     near: LookedUp
 
     def select(self, which: Sequence[int]) -> Found:
-        """Return what was found for the pictures with these numbers."""
+        """Return the results for the pictures with these indices."""
         return Found(
             [self.pictures[number] for number in which],
             [self.captions[number] for number in which],
@@ -56,7 +56,7 @@ class Found:
 class PictureSearch:
     """A trained decoder, the grids that it reads, and the memory of its training pictures.
 
-    It computes in float32, because reported scores come from its captions.
+    It computes in float32, because its captions give the reported scores.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PictureSearch:
         self._grids, self._memory = open_grids(grids, machine), memory
 
     def find(self, pictures: Sequence[Picture]) -> Found:
-        """Return the captions that a search finds for pictures; AttendError where none of them has a grid."""
+        """Return the captions that a search finds for pictures; AttendError if none of them has a grid."""
         readable = [picture for picture in pictures if picture.digest in self._grids]
         if not readable:
             raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
@@ -93,7 +93,7 @@ class PictureSearch:
         return Found(readable, captions, LookedUp(*(np.stack(column) for column in zip(*near, strict=True))))
 
     def ranked(self, found: Found, neighbours: Neighbours | None) -> list[Ranked]:
-        """Return what was found as neighbours rank it; as it is where these are None."""
+        """Return the found captions as neighbours rank them; in their own order if `neighbours` is None."""
         if neighbours is None or self._memory.captions is None:
             return [Ranked(captions) for captions in found.captions]
 

@@ -23,14 +23,14 @@ from tasks.metrics.bootstrap import ScoreComparison
 
 REPORT = "report.html"
 _GROUP_SIZE = 16  # pictures shown as cards per group
-_MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
+_MAX_ROWS = 2000  # captions listed, so that the page with its cards stays below 5 MB
 
 
 @dataclass(frozen=True)
 class ComparedModel:
     """Another model that was scored on the same pictures.
 
-    scores: its scores (first) beside those of the reported model (second).
+    scores: its scores (first) compared with those of the reported model (second).
     """
 
     name: str
@@ -41,8 +41,8 @@ class ComparedModel:
 class EarlierVersion:
     """The scores of an earlier version.
 
-    same: whether it was scored on the same pictures with the same settings. reviewed: what people accepted of its
-    captions, in words; empty where nobody was asked.
+    same: whether it was scored on the same pictures with the same settings. reviewed: how many of its captions people
+    accepted, in words; empty if nobody reviewed them.
     """
 
     name: str
@@ -67,12 +67,12 @@ def write_report(
 ) -> None:
     """Write the report of an evaluation as an HTML page.
 
-    result: the contents of scores.json. predictions: the file of captions that were scored. captioner: the bundle's,
-    for the attention maps. files: digest -> photograph, or the .npy file of a grid. grids: those that the captioner
-    reads where it does not read such files; else None. decoding: the settings that the captions were decoded with.
-    history: rows of history.parquet; without them the plot of the training is left out. compared: other models on the
-    same pictures. earlier: the scores of earlier versions. remembered: the digests of the pictures of the captioner's
-    memory, in its order; without them, neighbours are shown without photographs.
+    result: the contents of scores.json. predictions: the file of scored captions. captioner: the bundle's, for the
+    attention maps. files: digest -> photograph, or the .npy file of a grid. grids: the grids that the captioner reads
+    in place of these files; None if it reads the files. decoding: the settings that the captions were decoded with.
+    history: rows of history.parquet; if empty, training plots are left out. compared: other models on the same
+    pictures. earlier: the scores of earlier versions. remembered: the digests of the pictures in the captioner's
+    memory, in its order; if empty, neighbours are shown without photographs.
     """
     corpus = read_predictions(predictions)
     bleu = {digest: sentence_bleu4(item) for digest, item in corpus.items()}
@@ -130,12 +130,12 @@ def write_report(
 
 
 def comparison_data(item: ScoreComparison) -> dict[str, object]:
-    """Return a comparison as the pages' scripts read it, with the ends of the interval as `low` and `high`."""
+    """Return a comparison in the form that the pages' scripts read: the interval's ends are `low` and `high`."""
     return {**vars(item), "score": NAMES.get(item.score, item.score), "low": item.interval[0], "high": item.interval[1]}
 
 
 def _groups(scores: Mapping[str, float]) -> dict[str, list[str]]:
-    """Return the digests of some random pictures, of the best and of the worst; the same ones each time.
+    """Return the digests of some random pictures, of the best and of the worst; the same ones every time.
 
     scores: digest -> score of one picture's caption.
     """
@@ -164,7 +164,7 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
 
 
 def plot(**labels: Any) -> tuple[Any, Any]:
-    """Return a figure and its axis, which has these labels and limits."""
+    """Return a figure and its axis with these labels and limits."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
@@ -175,7 +175,7 @@ def plot(**labels: Any) -> tuple[Any, Any]:
 
 
 def _training_plots(history: Sequence[dict[str, float]]) -> list[str]:
-    """Return a plot of each curve of the training as SVG: the loss or the reward, the dev loss and two dev scores."""
+    """Return a plot of each training curve as SVG: the loss or the reward, the dev loss and two dev scores."""
     first = {"reward": "mean reward"} if "reward" in history[0] else {"loss": "training loss"}
     labels = {**first, "dev_loss": "dev loss", "dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
     plots = []
@@ -231,7 +231,7 @@ def _coverage_plot(judged: JudgedConfidence) -> str:
 
 
 def as_svg(figure: Any) -> str:
-    """Return a figure as an <svg> element, the same text each time: without a date, and with fixed ids."""
+    """Return a figure as an <svg> element that is the same text every time: without a date, and with fixed ids."""
     import matplotlib as mpl
 
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""Scoring a registered captioner from photographs, by the code and the backbone saved in it, without the cache."""
+"""Scoring a registered captioner from photographs, with the code and the backbone saved in it, without the cache."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def rescore(
 ) -> ScoreRecord:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score the written file.
 
-    The model captions with its own search, whatever `evaluation` sets. captioner: as returned by `load_captioner`.
-    name: the model's name, for messages. vocabulary: of the data set, to count the references' words that it lacks.
-    predictions: the Parquet file to write. digests: the pictures to caption; None for all of the split. grids: of the
-    pictures, from which they are captioned in place of their photographs. Pictures that cannot be decoded are left out.
-    Return the scores, as `score` does. Raise AttendError where no picture could be read.
+    The model uses its own search settings, not those of `evaluation`. captioner: as returned by `load_captioner`. name:
+    the model's name, for messages. vocabulary: the data set's, to count the references' words that it lacks.
+    predictions: the Parquet file to write. digests: the pictures to caption; None for all of the split. grids: the
+    pictures' grids, to caption in place of their photographs. Pictures that cannot be decoded are left out. Return the
+    scores, as `score` does. Raise AttendError if no picture could be read.
     """
     files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
@@ -73,7 +73,7 @@ def _caption(
     data: DatasetOptions,
     grids: GridReader | None,
 ) -> list[Any]:
-    """Return the captioner's results for pictures: from their photographs, or from grids where these are given."""
+    """Return the captioner's results for pictures, from their grids if given, else from their files."""
     if grids is None and not data.has_grids:
         return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests]))
     given = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))

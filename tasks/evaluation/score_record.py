@@ -1,4 +1,4 @@
-"""The contents of scores.json: what an evaluation found, as a type."""
+"""The type of scores.json, the results of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NO_BETTER = "no better than copying captions of similar pictures; try more pictu
 
 
 class JudgedConfidence(TypedDict):
-    """How well the confidence told acceptable captions from others, on pictures that it was not fitted to.
+    """How well the confidence separates acceptable captions from others, on pictures that it was not fitted to.
 
-    acceptable: which captions are, in words. pictures: that were judged. share: of acceptable
-    captions among them. calibration_error: the mean difference of confidence and share of acceptable captions, over
-    bins of as many pictures each. ranking: of confidence, of the caption's log-probability, and of a random order, the
-    mean share of captions that are not acceptable among the 1, 2, ... pictures ranked first (the area under the
-    risk-coverage curve; Geifman and El-Yaniv 2017). gain: the 95 % interval of what the confidence takes off the
-    log-probability's area, by the paired bootstrap. auroc: the probability that an acceptable caption is ranked before
-    one that is not. bins: of each, confidence, share of acceptable captions and pictures. curve: coverage, and the
-    share of captions that are not acceptable by confidence and by log-probability.
+    acceptable: the definition of acceptable, in words. pictures: the number of pictures. share: of acceptable captions.
+    calibration_error: the mean absolute difference between confidence and share of acceptable captions, over bins of
+    equal size. ranking: for the order by confidence, by log-probability, and at random, the area under the
+    risk-coverage curve (Geifman and El-Yaniv 2017): the mean share of captions that are not acceptable among the 1, 2,
+    ... ranked first. gain: the 95 % interval of log-probability's area minus confidence's, by the paired bootstrap.
+    auroc: the probability that an acceptable caption is ranked before one that is not. bins: each bin's confidence,
+    share of acceptable captions and number of pictures. curve: points of coverage, and the share of captions that are
+    not acceptable by confidence and by log-probability.
     """
 
     acceptable: str
@@ -35,9 +35,9 @@ class JudgedConfidence(TypedDict):
 
 
 class CopiedScore(TypedDict):
-    """A score of captions that are copied from similar training pictures, in percent.
+    """A score of captions copied from similar training pictures, in percent.
 
-    gain: the 95 % interval of what the model's captions score more, by the paired bootstrap.
+    gain: the 95 % interval of how much higher the model's captions score, by the paired bootstrap.
     """
 
     value: float
@@ -48,12 +48,12 @@ class ScoreRecord(TypedDict):
     """The scores of captions.
 
     scores: percent, by name. intervals: the 95 % interval of each, low and high. signature: everything that the scores
-    depend on beside the captions. pictures: their number. language: the statistics of caption_statistics.py. data: the
-    digest of the pictures and their references. also_in_training: how many of the pictures are, byte for byte, in the
-    train split as well. neighbours: how the captions of similar training pictures rank captions (the fields of
-    options.Neighbours), or why they do not. copied: scores of copying these, by name. confidence: how well the
-    captions' confidence told good ones from others, or why they have none. None of these is there where the captions
-    came from a file; and only an evaluation fits a confidence.
+    depend on besides the captions. pictures: their number. language: the statistics of caption_statistics.py. data: the
+    digest of the pictures and their references. also_in_training: how many of the pictures are, byte for byte, also in
+    the train split. neighbours: how the captions of similar training pictures rank captions (the fields of
+    options.Neighbours), or why they do not. copied: the scores of captions copied from them, by name. confidence: how
+    well the captions' confidence separates good ones from others, or why they have none. The fields from `data` on are
+    missing if the captions came from a file; only an evaluation fits a confidence.
     """
 
     scores: dict[str, float]
@@ -79,7 +79,7 @@ def write_scores(record: ScoreRecord, folder: Path) -> None:
 
 
 def describe_neighbours(result: ScoreRecord) -> str:
-    """Return a sentence on how neighbours rank captions; empty where the model was not evaluated with them."""
+    """Return a sentence on how neighbours rank captions; empty if the record has no field `neighbours`."""
     neighbours = result.get("neighbours", "")
     if isinstance(neighbours, str):
         return f"Similar training pictures are not used to rank captions: {neighbours}." if neighbours else ""
@@ -102,18 +102,18 @@ def copied_lines(result: ScoreRecord) -> list[str]:
 
 
 def no_better_than_copied(result: ScoreRecord, score: str) -> bool:
-    """Return whether a score is not known to be higher than that of captions copied from similar pictures."""
+    """Return whether a score is not significantly higher than that of captions copied from similar pictures."""
     copied = result.get("copied", {}).get(score)
     return copied is not None and copied["gain"][0] <= 0
 
 
 def copied_figures(result: ScoreRecord) -> dict[str, float]:
-    """Return the scores of copied captions by name; none where none were copied."""
+    """Return the scores of copied captions by name; empty if none were copied."""
     return {f"copied_{name}": copied["value"] for name, copied in result.get("copied", {}).items()}
 
 
 def confidence_lines(result: ScoreRecord) -> list[str]:
-    """Return sentences on the confidence of the captions; none where none was fitted or tried."""
+    """Return sentences on the confidence of the captions; empty if none was tried."""
     judged = result.get("confidence")
     if judged is None or isinstance(judged, str):
         return [] if judged is None else [f"The captions have no confidence: {judged}."]
@@ -129,7 +129,7 @@ def confidence_lines(result: ScoreRecord) -> list[str]:
 
 
 def confidence_figures(result: ScoreRecord) -> dict[str, float]:
-    """Return the figures of the captions' confidence by name, from 0 to 1; none where they have none."""
+    """Return the metrics of the captions' confidence by name, from 0 to 1; empty if they have none."""
     judged = result.get("confidence")
     if judged is None or isinstance(judged, str):
         return {}

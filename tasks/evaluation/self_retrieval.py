@@ -1,7 +1,7 @@
 """Self-retrieval: whether a caption is likelier for its own picture than for others, by the decoder that wrote it.
 
-A decoder whose captions do not depend on the picture finds one picture in as many as there are (Vinyals et al. 2015,
-section 4.3.5, rank pictures by captions like this).
+A decoder whose captions do not depend on the picture is right for one in N of N pictures (Vinyals et al. 2015, section
+4.3.5, rank pictures by captions in this way).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from models.vocabulary import END, NULL
 from tasks.common.progress import Bar
 from tasks.grids.reader import GridReader
 
-OTHERS = 100  # pictures among which a caption is to find its own
-_LOGITS = 1 << 25  # computed at once, at most
+OTHERS = 100  # other pictures that a caption is compared with
+_LOGITS = 1 << 25  # most logits computed at once
 
 
 @torch.inference_mode()
@@ -30,8 +30,8 @@ def self_retrieval(
 ) -> npt.NDArray[np.bool_]:
     """Return whether each drawn caption is likelier for its own picture than for each of `OTHERS` others, (C,) bool.
 
-    decoder: in evaluation mode, on the device. captions: a picture's digest and its caption's token ids, of at least
-    two pictures. Of fewer pictures than `OTHERS`, all are compared. The draw depends on the digests alone.
+    decoder: in evaluation mode, on the device. captions: each picture's digest and its caption's token ids, of at least
+    two pictures. If there are fewer pictures than `OTHERS`, all are compared. The draw depends on the digests alone.
     """
     drawn = random.Random(0).sample(sorted(captions), min(len(captions), OTHERS + 1))
     with Bar(len(drawn), "pictures told by their captions", "pictures") as bar:

@@ -19,14 +19,14 @@ _MEN = "man men male males boy boys guy guys gentleman gentlemen father son brot
 _WOMEN = "woman women female females girl girls lady ladies mother daughter sister wife she her hers"
 MEN, WOMEN = frozenset(_MEN.split()), frozenset(_WOMEN.split())
 _ENGLISH = frozenset({"a", "the", "of", "on", "with", "is", "are", "one", "two"})
-_QUARTER = 0.75  # quantile from which references are long, or rare
-_SELDOM = 0.01  # share of the pictures whose references have a word, below which it is a rare one
-_FEWEST = 10  # pictures of a slice that is told
+_QUARTER = 0.75  # quantile from which references are long, or their words rare
+_SELDOM = 0.01  # a word is rare if the references of a smaller share of the pictures have it
+_FEWEST = 10  # pictures of a slice that is reported
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the pictures with the CIDEr-D of its captions, in percent, and the 95 % interval of that."""
+    """A part of the pictures, with the CIDEr-D of its captions in percent and its 95 % interval."""
 
     name: str
     pictures: int
@@ -40,7 +40,7 @@ Sources = Mapping[str, Collection[str]]  # digest of a picture -> the names of t
 def slices_of(captions: Mapping[str, ScoredCaption], sources: Sources) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which pictures are in each slice, (N,) bool by name; slices of fewer than ten pictures are left out.
 
-    captions: by the digest of their pictures. sources: of a data set of several, whose pictures are slices too.
+    captions: by the digest of their pictures. sources: of a combined data set, each of which is a slice too.
     """
     corpus = list(captions.values())
     lengths = _means([[len(words) for words in item.references] for item in corpus])
@@ -80,20 +80,20 @@ def scores_by_slice(captions: Mapping[str, ScoredCaption], sources: Sources) -> 
 
 
 def _is_english(corpus: Sequence[ScoredCaption]) -> bool:
-    """Return whether references are in English, by its articles and prepositions: other languages have a word `man`."""
+    """Return whether references are in English, by its articles and prepositions; others also have the word `man`."""
     texts = [words for item in corpus for words in item.references]
     return sum(not _ENGLISH.isdisjoint(words) for words in texts) * 2 > len(texts)
 
 
 def _gender(texts: Sequence[Sequence[str]]) -> str | None:
-    """Return the gender that texts speak of, where they speak of one alone; None where of none or of both."""
+    """Return the gender that texts mention; None if they mention none or both."""
     words = {word for text in texts for word in text}
     of_men, of_women = bool(words & MEN), bool(words & WOMEN)
     return None if of_men == of_women else "man" if of_men else "woman"
 
 
 def slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], sources: Sources) -> dict[str, Counts]:
-    """Return CIDEr-D of the second and of the first caption of each picture in a slice, (pictures, 2), by slice."""
+    """Return the CIDEr-D of each picture's second and first caption, (pictures, 2), by slice."""
     first, second = (list(items) for items in zip(*pairs.values(), strict=True))
     metric = load("cider")
     columns = np.stack([metric.statistics(corpus)[:, 0] for corpus in (second, first)], axis=1)

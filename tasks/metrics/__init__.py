@@ -1,4 +1,4 @@
-"""Scores of captions, a file each.
+"""Metrics of captions, one file each.
 
 A metric computes statistics for each picture and then scores their sum, so that any selection of pictures, such as a
 bootstrap resample, is scored without computing the statistics again. To add a metric, write a file with the two
@@ -23,7 +23,7 @@ class ScoredCaption:
     """A held-out picture's caption and what it is scored against.
 
     caption: the predicted words. references: the words of each reference caption. facts: what is known to be true of
-    the picture; None where the data set records no facts.
+    the picture; None if the data set records no facts.
     """
 
     caption: list[str]
@@ -35,7 +35,7 @@ class Metric(Protocol):
     """The functions that each metric's module in this package defines."""
 
     def statistics(self, corpus: Sequence[ScoredCaption]) -> Counts:
-        """Return S statistics of each picture, float64, shape (pictures, S), that may be summed over pictures."""
+        """Return S statistics of each picture, float64, shape (pictures, S), which can be summed over pictures."""
         ...
 
     def scores(self, sums: Counts) -> dict[str, Counts]:
@@ -47,8 +47,8 @@ class Member(NamedTuple):
     """An entry of `METRICS`, whose key is the name of the metric's module in this package.
 
     scores: the names of the scores that it returns. needs_facts: whether it scores captions against
-    `ScoredCaption.facts` and not against the references. only_latin: whether it knows nothing of languages that are not
-    written in Latin letters.
+    `ScoredCaption.facts` and not against the references. only_latin: whether it supports only languages written in
+    Latin letters.
     """
 
     scores: tuple[str, ...]
@@ -84,12 +84,12 @@ def load(name: str) -> Metric:
 
 
 def has_facts(corpus: Sequence[ScoredCaption]) -> bool:
-    """Return whether facts are recorded of every picture."""
+    """Return whether every picture has recorded facts."""
     return all(item.facts is not None for item in corpus)
 
 
 def qualities(corpus: Sequence[ScoredCaption]) -> Counts:
-    """Return how good each caption is: 1 or 0, whether it is true, where facts are recorded; else CIDEr-D, 0 to 10."""
+    """Return each caption's quality: 1 or 0 for true or false if facts are recorded, else its CIDEr-D, 0 to 10."""
     values: Counts = load("truth" if has_facts(corpus) else "cider").statistics(corpus)[:, 0]
     return values
 

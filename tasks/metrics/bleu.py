@@ -1,7 +1,7 @@
 """Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, as in the COCO caption toolkit.
 
-NLTK counts the matching n-grams. Where no n-gram of an order matches, BLEU is 0. (The toolkit then computes a precision
-of 1e-15 / (n-grams + 1e-9), so a corpus of captions too short for an order gets a small score above 0.)
+NLTK counts the matching n-grams. If no n-gram of an order matches, BLEU is 0. (The toolkit then computes a precision of
+1e-15 / (n-grams + 1e-9), so a corpus of captions too short for an order gets a small score above 0.)
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
 def scores(sums: Counts) -> dict[str, Counts]:
     """Return `bleu1` to `bleu4` in percent: the brevity penalty times the geometric mean of the n-gram precisions.
 
-    A score is 0 where one of its precisions is 0.
+    A score is 0 if one of its precisions is 0.
     """
     matched, proposed, length, closest_length = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
     with np.errstate(divide="ignore"):
@@ -46,6 +46,6 @@ def scores(sums: Counts) -> dict[str, Counts]:
 def sentence_bleu4(item: ScoredCaption) -> float:
     """Return a single caption's smoothed BLEU-4 (Lin & Och 2004) in percent, computed by NLTK.
 
-    It serves to rank captions, not to be reported.
+    It is for ranking captions, not for reports.
     """
     return 100.0 * float(sentence_bleu(item.references, item.caption, smoothing_function=SmoothingFunction().method2))

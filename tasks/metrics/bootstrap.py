@@ -74,7 +74,7 @@ def compare(metric: Metric, first: Sequence[ScoredCaption], second: Sequence[Sco
 def interval_of_ratio(statistics: Counts) -> tuple[float, tuple[float, float]]:
     """Return the ratio of two sums over pictures, with its interval. statistics (pictures, 2).
 
-    A ratio to 0 counts as 1: there is nothing to fall short of.
+    A ratio to 0 counts as 1.
     """
 
     def ratio(sums: Counts) -> Counts:
@@ -84,7 +84,7 @@ def interval_of_ratio(statistics: Counts) -> tuple[float, tuple[float, float]]:
 
 
 def interval_of_share(number: int, of: int) -> tuple[float, float]:
-    """Return the interval of a share, by Wilson's score (Wilson 1927): honest where all or none of a few have it."""
+    """Return the interval of a share, by Wilson's score (Wilson 1927), which also holds for 0 or all of a few."""
     z, share = NormalDist().inv_cdf((1 + LEVEL) / 2), number / of
     middle = share + z * z / (2 * of)
     width = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))

@@ -1,7 +1,7 @@
 """`cider`: CIDEr-D (Vedantam et al. 2015), which is what the COCO caption toolkit calls CIDEr.
 
-It is in percent as papers print it: a hundred times the toolkit's value. The document frequencies come from the
-references that are scored against, as in the toolkit.
+It is in percent as papers print it: a hundred times the toolkit's value. As in the toolkit, the document frequencies
+come from the references of the scored pictures.
 """
 
 from collections.abc import Sequence

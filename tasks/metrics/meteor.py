@@ -1,9 +1,9 @@
 """`meteor`: METEOR 1.5 (Denkowski and Lavie 2014) with its English parameters, matching words and stems, in percent.
 
-Matches of synonyms and paraphrases need WordNet and a 60 MB table that comes with METEOR, and are left out: scores are
-a little lower than the COCO caption toolkit's. NLTK's Snowball stemmer makes the stems. Function words weigh less than
-content words; METEOR defines them as words with a relative frequency above one in a thousand, and the list here is for
-English.
+Matches of synonyms and paraphrases need WordNet and a 60 MB table that comes with METEOR, and are left out, so scores
+are a little lower than the COCO caption toolkit's. Stems come from NLTK's Snowball stemmer. Function words weigh less
+than content words; METEOR defines them as words with a relative frequency above one in a thousand, and the list here is
+for English.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Alignment(NamedTuple):
 
 
 def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
-    """Return the statistics of each picture against the reference that gives the best score, shape (pictures, 6).
+    """Return the statistics of each picture against the reference with the best score, shape (pictures, 6).
 
     Columns: weighted matches in the caption, the same in the reference, weighted length of the caption, the same of the
     reference, matched words, and chunks (0 for a caption that matches its reference completely and in order).
@@ -59,7 +59,7 @@ def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
 def scores(sums: Counts) -> dict[str, Counts]:
     """Return `meteor` in percent: the F-measure of precision and recall, less a penalty for matches in many chunks.
 
-    The score is 0 where no word matches.
+    The score is 0 if no word matches.
     """
     columns = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
     matched, reference_matched, length, reference_length, matches, chunks = columns
@@ -74,7 +74,7 @@ def _score(statistics: Counts) -> float:
 
 
 def _pair_statistics(caption: list[str], reference: list[str]) -> Counts:
-    """Return the statistics of a caption against one reference, shape (6,); the columns are those of `statistics`."""
+    """Return the statistics of a caption against one reference, shape (6,), with the columns of `statistics`."""
     alignment = _align(caption, reference)
     pairs, chunks = alignment.pairs, alignment.chunks
     complete = len(pairs) == len(caption) == len(reference) and chunks == 1
@@ -114,13 +114,13 @@ def _align(caption: list[str], reference: list[str]) -> _Alignment:
 
 
 def _match_weight(word: str, other: str) -> float:
-    """Return the weight of matching two words: exact, by stem, or 0 where they do not match."""
+    """Return the weight of matching two words: exact, by stem, or 0 if they do not match."""
     return _EXACT if word == other else _STEM if stem(word) == stem(other) else 0.0
 
 
 @functools.cache
 def _stemmer() -> Any:
-    """Return NLTK's stemmer, imported when the first word is stemmed: that takes seconds."""
+    """Return NLTK's stemmer, imported when the first word is stemmed because that takes seconds."""
     from nltk.stem.snowball import EnglishStemmer
 
     return EnglishStemmer()
@@ -128,5 +128,5 @@ def _stemmer() -> Any:
 
 @functools.lru_cache(100_000)
 def stem(word: str) -> str:
-    """Return the stem of an English word; words of other scripts stay as they are."""
+    """Return the stem of an English word; words in other scripts are unchanged."""
     return str(_stemmer().stem(word))

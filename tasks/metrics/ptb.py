@@ -13,11 +13,11 @@ import regex
 
 from models.vocabulary import SPACELESS
 
-# Brackets are kept: the toolkit drops them by their names in capitals, but lower-cases the text before it does.
+# Brackets are kept: the toolkit drops them by their names in capitals, but only after lower-casing the text.
 _DROPPED = frozenset(
     (
         *("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'),
-        *"，。！？；：、…·・「」『』《》（）؟،؛।॥၊။។៕",  # noqa: RUF001 -- what other scripts write for them
+        *"，。！？；：、…·・「」『』《》（）؟،؛।॥၊။។៕",  # noqa: RUF001 -- the same in other scripts
     )
 )
 _REPLACEMENTS = {
@@ -60,7 +60,7 @@ _MARKED = regex.compile(r"[\w\p{M}]+(?:[-'][\w\p{M}]+)*|\S")
 def tokenize(text: str) -> list[str]:
     """Return the words of a caption in lower case, without punctuation.
 
-    Of scripts that put no space between words, such as Chinese, each character is a word.
+    In scripts without spaces between words, such as Chinese, each character is a word.
     """
     text = unicodedata.normalize("NFC", text)
     tokens = [_REPLACEMENTS.get(token, token) for part in _parts(text) for token in _tokens(part)]
@@ -71,13 +71,13 @@ def _tokens(part: str) -> list[str]:
     if SPACELESS.match(part):
         return [part]
     text = part.lower().translate(_ASCII)
-    # Vowel signs, which Indic scripts write as marks of their own, are no letters to the toolkit's rules.
+    # The toolkit's rules do not count vowel signs, which are separate marks in Indic scripts, as letters.
     tokens: list[str] = _MARKED.findall(text) if regex.search(r"\p{M}", text) else _TOKEN.findall(text)
     return tokens
 
 
 def _parts(text: str) -> list[str]:
-    """Return each character of a script without spaces between words by itself, and the text between such whole."""
+    """Split off each character of scripts without spaces between words; the text between them stays whole."""
     if not SPACELESS.search(text):
         return [text]
     parts: list[str] = []

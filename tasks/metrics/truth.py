@@ -12,7 +12,7 @@ from tasks.metrics import Counts, ScoredCaption
 
 _RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
 _FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "with"}
-_Mention = dict[str, str]  # attribute (size, colour, shape) -> value, as a caption names an object
+_Mention = dict[str, str]  # an object that a caption names: attribute (size, colour, shape) -> value
 
 
 def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
@@ -27,7 +27,7 @@ def scores(sums: Counts) -> dict[str, Counts]:
 
 
 def is_true(words: list[str], objects: list[SceneObject]) -> bool:
-    """Return whether a caption names at least one shape and everything that it states about the scene is true.
+    """Return whether a caption names at least one shape and everything it states about the scene is true.
 
     Each shape that the caption names must stand for a different object of the scene. A caption with an unknown word, or
     with an adjective that belongs to no shape, counts as false.
@@ -50,10 +50,9 @@ def _matches(mention: _Mention, candidate: Mapping[str, object]) -> bool:
 
 
 def _parse(words: list[str]) -> tuple[list[_Mention], list[tuple[int, str, int]], bool] | None:
-    """Return what a caption states; None where it cannot be parsed.
+    """Parse a caption into the mentioned objects, their relations, and whether it says `only`; None if that fails.
 
-    That is: the objects mentioned, the links (first mention, relation, second mention) between them by index, and
-    whether the caption says `only`.
+    A relation is (first mention, relation, second mention), with mentions by index.
     """
     mentions: list[_Mention] = []
     links: list[tuple[int, str, int]] = []
