@@ -1,4 +1,4 @@
-"""Formats of data sets, an adapter each."""
+"""Formats of data sets, one adapter each."""
 
 from typing import Annotated, get_args
 

@@ -1,4 +1,4 @@
-"""Adapter for grids that others made, without their photographs: an array of grids and an array of captions."""
+"""Adapter for precomputed grids without photographs: an array of grids and an array of captions."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Arrays(UnpackedOptions):
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Yield the array of grids in a file, which is read row by row where the format allows.
+    """Yield the array of grids in a file, read row by row if the format allows.
 
-    Raises AttendError where it cannot be read, or holds several arrays of three or four dimensions, or none.
+    Raises AttendError if it cannot be read, or does not hold exactly one array of three or four dimensions.
     """
     import numpy as np
 
@@ -80,7 +80,7 @@ def _opened(file: Path) -> Iterator[Any]:
                 arrays: dict[str, Any] = stack.enter_context(foreign_arrays(file))
             else:
                 loaded = np.load(file, mmap_mode="r", allow_pickle=False)
-                is_archive = isinstance(loaded, np.lib.npyio.NpzFile)  # whatever the file is called
+                is_archive = isinstance(loaded, np.lib.npyio.NpzFile)  # regardless of the file's name
                 arrays = dict(stack.enter_context(loaded)) if is_archive else {file.name: loaded}
         except AttendError:
             raise
@@ -94,7 +94,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
-    """Return the order of an array's axes. Raises AttendError where it holds no grids, or the order is not clear."""
+    """Return the order of an array's axes. Raises AttendError if it holds no grids, or the order is ambiguous."""
     shape = array.shape
     if array.dtype.kind != "f" or array.ndim not in (3, 4) or not all(shape):
         raise AttendError(
@@ -112,7 +112,7 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
                 f"data.layout: {given} is not possible for {shape}: the positions of a grid form a square"
             )
         return given
-    # Of (N, 257, 1024), a ViT's tokens with that of the class, 1,024 is a square, but not of positions.
+    # In (N, 257, 1024), a ViT's tokens including the class token, 1,024 is a square, but not the number of positions.
     has_more_positions = (possible == ["ncp"] and shape[2] > shape[1]) or (possible == ["npc"] and shape[1] > shape[2])
     if len(possible) != 1 or has_more_positions:
         advice = "" if array.ndim == 4 else "; tokens that are no positions, such as a ViT's class token, are left out"

@@ -24,11 +24,11 @@ from tasks.common.files import check_name, check_text
 from tasks.common.section import NotInKey, Section
 from tasks.datasets.faults import REFUSE, Faults
 
-LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of a word's length
+LONGEST_CAPTION = 10_000  # characters: the time to learn byte pairs grows with the square of a word's length
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Pictures that are not read.
 OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
-WORKSPACE_FILE = "digests.sqlite"  # the folder that has it is a workspace
+WORKSPACE_FILE = "digests.sqlite"  # a folder with this file is a workspace
 SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training", "trainset", "trn", "restval"), "train"),
@@ -44,7 +44,7 @@ class Row:
 
     name: path of the picture relative to the image folder, with `/`. split: None if the data set has no splits.
     where: position of the row as `file:line`, for messages. facts: what the picture shows (generated data only).
-    digest: SHA-256 (hex) of the picture that the captions are of; None where the data set does not say.
+    digest: SHA-256 (hex) of the captioned picture; None if the data set does not record it.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Row:
     digest: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise AttendError for a name that no file can have, and for a caption that is no text or too long."""
+        """Raise AttendError for a name that no file can have, and for a caption that is not text or is too long."""
         try:
             check_name(self.name)
         except ValueError as error:
@@ -83,10 +83,10 @@ class PictureFile(NamedTuple):
 class DatasetOptions(Section, ABC):
     """The settings and methods that all adapters share; each adapter adds `adapter`, its settings and `rows`."""
 
-    has_facts: ClassVar[bool] = False  # whether each row says what its picture shows, so that captions can be checked
-    expects_captions: ClassVar[bool] = True  # whether a picture of its folder without one is worth a warning
-    has_grids: ClassVar[bool] = False  # whether its pictures are grids that others made, (h, w, C) in .npy files
-    suffixes: ClassVar[tuple[str, ...]] = PICTURE_SUFFIXES  # endings of the pictures' names
+    has_facts: ClassVar[bool] = False  # whether each row has facts about its picture, to check captions against
+    expects_captions: ClassVar[bool] = True  # whether to warn about pictures in its folder without a caption
+    has_grids: ClassVar[bool] = False  # whether its pictures are precomputed grids, (h, w, C) in .npy files
+    suffixes: ClassVar[tuple[str, ...]] = PICTURE_SUFFIXES  # suffixes of the pictures' names
 
     path: Annotated[Path, NotInKey()] = Field(description="folder of the data set, or its caption file")
     images: Annotated[Path | None, NotInKey()] = Field(
@@ -126,7 +126,7 @@ class DatasetOptions(Section, ABC):
         return self
 
     def given_words(self) -> list[str] | None:
-        """Return the words of the data set's own vocabulary, by their ids from 4 on; None where it has none."""
+        """Return the words of the data set's own vocabulary, in the order of their ids from 4; None if it has none."""
         return None
 
     @property
@@ -140,16 +140,16 @@ class DatasetOptions(Section, ABC):
         return str(self.path)
 
     def parts(self) -> dict[str, DatasetOptions]:
-        """Return the data sets that this one consists of, by what the names of their pictures begin with."""
+        """Return the data sets that this one consists of, by the prefix of their pictures' names."""
         return {"": self}
 
     def prefix_of(self, name: str) -> str:
-        """Return what `parts` has for the picture of this name."""
+        """Return the key of `parts` for the picture of this name."""
         return ""
 
     @abstractmethod
     def annotation_files(self) -> list[Path]:
-        """Return the files that hold captions and splits; raise AttendError if a required one is missing."""
+        """Return the files of captions and splits; raise AttendError if a required one is missing."""
 
     def image_folder(self, generated: Path) -> Path:
         """Return the folder of the pictures: `data.images`, or the usual one of the format.
@@ -159,22 +159,22 @@ class DatasetOptions(Section, ABC):
         return self.usual_folder() if self.images is None else require_folder(self.images, "data.images")
 
     def usual_folder(self) -> Path:
-        """Return the folder that has the pictures where `data.images` does not name it."""
+        """Return the folder of the pictures if `data.images` is not set."""
         return require_folder(self.path, "data.path")
 
     @abstractmethod
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         """Yield a row for every captioned picture; an adapter that writes pictures writes them to `generated`.
 
-        A row that is not valid is one of the `faults`, whose message names file, line and field. Raise AttendError
-        where no row can be read.
+        An invalid row is added to the `faults`, with a message that names file, line and field. Raise AttendError if no
+        row can be read.
         """
 
 
 def refuse_address(path: Path, field: str) -> None:
-    """Raise AttendError for the address of an object store or of a web page, which `Path` has made a path of."""
+    """Raise AttendError for the address of an object store or a web page that was turned into a `Path`."""
     before, _, rest = str(path).partition(":/")
-    scheme = before.rpartition("/")[2]  # a path of a YAML file is relative to its folder
+    scheme = before.rpartition("/")[2]  # a path in a YAML file was joined to the file's folder
     if rest and len(scheme) > 1 and scheme.isalnum():
         address = f"{scheme}://{rest.lstrip('/')}"
         raise AttendError(
@@ -205,7 +205,7 @@ def require_file(path: Path, field: str) -> Path:
 
 
 def parse_split(value: str, where: str) -> str:
-    """Return `train`, `dev` or `test` for any of the spellings in use; raise AttendError for other values."""
+    """Return `train`, `dev` or `test` for any of their usual names; raise AttendError for other values."""
     split = folder_split([value])
     if split is None:
         raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}")
@@ -213,9 +213,9 @@ def parse_split(value: str, where: str) -> str:
 
 
 def folder_split(folders: Iterable[str]) -> str | None:
-    """Return the split that the first of these folders, or of these names without ending, is named by; None without.
+    """Return the split in the first of these names, of folders or of files without suffix, that has one, or None.
 
-    `train`, `val2017`, `test_images` are named by one; `test train` is not.
+    `train`, `val2017` and `test_images` name a split; `test train` does not.
     """
     for folder in folders:
         words = [word for word in re.split(r"[^a-z]+", folder.lower()) if word]
@@ -226,38 +226,38 @@ def folder_split(folders: Iterable[str]) -> str | None:
 
 
 def named_splits(folders: Iterable[str]) -> set[str]:
-    """Return the splits that these folders are named by, each by itself."""
+    """Return the splits that these folders are named after, each by itself."""
     return {split for folder in folders if (split := folder_split([folder])) is not None}
 
 
 def split_level(paths: Iterable[Sequence[str]]) -> int:
-    """Return the first level at which folders of these paths are named by several splits; 0 without one.
+    """Return the first level at which folders of these paths are named after several splits; 0 if there is none.
 
-    It is 1 for `training_data/train` and `training_data/val`. paths: the folders of each.
+    It is 1 for `training_data/train` and `training_data/val`. paths: the folders of each path.
     """
     levels = itertools.zip_longest(*set(map(tuple, paths)), fillvalue="")
     return next((number for number, level in enumerate(levels) if len(named_splits(set(level))) > 1), 0)
 
 
 def path_split(folders: Sequence[str], level: int) -> str | None:
-    """Return the split that a folder of a path is named by, the first from `split_level` on; None without."""
+    """Return the split that a folder of a path is named after, starting at `split_level`; None if there is none."""
     return folder_split([*folders[level:], *folders[:level]])
 
 
 def path_splits(paths: Sequence[Sequence[str]]) -> list[str | None]:
-    """Return the split of each of these paths, by `path_split`. paths: the folders of each."""
+    """Return the split of each of these paths, by `path_split`. paths: the folders of each path."""
     level = split_level(paths)
     return [path_split(folders, level) for folders in paths]
 
 
 def file_splits(folder: Path, files: Sequence[Path]) -> list[str | None]:
-    """Return the split that the name of each file says, or else a folder of its path below `folder`."""
+    """Return the split in each file's name, or else in a folder of its path below `folder`."""
     by_folder = path_splits([file.relative_to(folder).parts[:-1] for file in files])
     return [folder_split([file.stem]) or own for file, own in zip(files, by_folder, strict=True)]
 
 
 def path_folders(name: str, picture: str) -> list[str]:
-    """Return the folders of a picture's name, as the data set gives it, and those of the path of its file."""
+    """Return the folders in a picture's name, as the data set gives it, and in the path of its file."""
     return [*name.replace("\\", "/").split("/")[:-1], *picture.split("/")[:-1]]
 
 
@@ -274,13 +274,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> list[PictureFile]:
-    """Return all pictures below a folder, sorted by name: the files that end in `suffixes`, or hold a picture.
+    """Return all pictures below a folder, sorted by name: the files that end in `suffixes` or contain a picture.
 
     Follow links; skip hidden files and folders, and workspaces. Raise AttendError for a broken link, or for a link to a
     folder that contains the link.
     """
     pictures: list[PictureFile] = []
-    # Folders that are still to be read: the prefix of their files' names, their path, and the folders around them.
+    # Folders still to read: the prefix of their files' names, their path, and the identities of all parent folders.
     pending = [("", str(folder), [_identity(folder.stat())])]
     while pending:
         prefix, path, ancestors = pending.pop()
@@ -307,9 +307,9 @@ def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) ->
 
 
 def shown_files(folder: Path, follow_links: bool = False) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder below a folder, itself first, with the names of its files, sorted: none that is hidden.
+    """Yield a folder and each folder below it, with the sorted names of its files.
 
-    Workspaces are left out, as `find_pictures` leaves them out.
+    Hidden files and folders and workspaces are left out, as in `find_pictures`.
     """
     for path, subfolders, files in os.walk(folder, followlinks=follow_links):
         if path != str(folder) and WORKSPACE_FILE in files:
@@ -320,9 +320,9 @@ def shown_files(folder: Path, follow_links: bool = False) -> Iterator[tuple[Path
 
 
 def _holds_picture(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file whose name does not say so holds a picture, by its first bytes.
+    """Return whether a file without a picture's suffix holds a picture, by its first bytes.
 
-    Phones and converters leave JPEG files named .HEIC or .jfif, and downloads have no ending.
+    Phones and converters write JPEG files named .HEIC or .jfif, and downloads may have no suffix.
     """
     suffix = Path(entry.name).suffix.lower()
     if (suffix and suffix not in OTHER_PICTURES and not _is_odd(suffix)) or not entry.is_file():
@@ -336,17 +336,17 @@ def _holds_picture(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_odd(suffix: str) -> bool:
-    """Return whether an ending is none that files usually have: part of a name with dots, or a form of .jpg."""
+    """Return whether a suffix is not a usual one: part of a name with dots, or a variant of .jpg."""
     return suffix.startswith((".jp", ".jf")) or not suffix[1:].isalpha()
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Return the device and inode of a folder, which are the same whichever link leads to it."""
+    """Return the device and inode of a folder, which do not depend on the link that leads to it."""
     return stat.st_dev, stat.st_ino
 
 
 def pictures_of(data: DatasetOptions, generated: Path) -> list[PictureFile]:
-    """Return all picture files of a data set, captioned or not, by their names in its rows.
+    """Return all picture files of a data set, captioned or not, with the names that its rows use.
 
     generated: the folder of pictures that an adapter writes.
     """
@@ -359,7 +359,7 @@ def pictures_of(data: DatasetOptions, generated: Path) -> list[PictureFile]:
 
 
 def paths_of(data: DatasetOptions, names: Iterable[str], generated: Path) -> dict[str, Path]:
-    """Return the path of each picture of a data set by its name in the rows. generated: as in `pictures_of`."""
+    """Return name in the rows -> path, for pictures of a data set. generated: as in `pictures_of`."""
     folders = {prefix: part.image_folder(generated / prefix) for prefix, part in data.parts().items()}
     prefixes = ((name, data.prefix_of(name)) for name in names)
     return {name: folders[prefix] / name.removeprefix(prefix) for name, prefix in prefixes}
@@ -391,7 +391,7 @@ def known_encoding(encoding: str) -> str:
     """Return the usual name of an encoding; ValueError for one that Python does not know."""
     try:
         "".encode(encoding)
-        return codecs.lookup(encoding).name  # of `utf8` and `UTF-8` the same
+        return codecs.lookup(encoding).name  # the same for `utf8` and `UTF-8`
     except (LookupError, UnicodeError, ValueError):
         raise ValueError("is no encoding that Python knows, such as cp1252 or utf-16") from None
 
@@ -405,12 +405,12 @@ class NamedOptions(DatasetOptions):
     )
 
     def level_of_splits(self, meant: Mapping[str, list[str]]) -> int:
-        """Return the `split_level` of the pictures that names mean, where `splits` asks for it."""
+        """Return the `split_level` of pictures if `splits` is set, else 0. meant: name -> paths of its files."""
         pictures = meant.items() if self.splits is not None else ()
         return split_level(path_folders(name, own[0]) for name, own in pictures if own)
 
     def split_in(self, name: str, picture: str, level: int, where: str) -> str | None:
-        """Return the split by `path_split`, where `splits` asks for that; AttendError where no folder is named so."""
+        """Return the split by `path_split` if `splits` is set, else None; AttendError if no folder names a split."""
         if self.splits is None:
             return None
         split = path_split(path_folders(name, picture), level)

@@ -1,4 +1,4 @@
-"""The ways in which the files of a folder may be read as captions of its pictures, each with a sample of what it reads.
+"""The ways to read the files of a folder as captions of its pictures, each with a sample of the captions read.
 
 A way is a table, a document, a folder's metadata, texts of one picture each, tar files or Parquet files with pictures.
 """
@@ -34,7 +34,7 @@ from tasks.datasets.text_forms import encoding_of, note_on_encoding, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, picture_suffixes, samples, tar_files, tar_split
 
-_NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
+_NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not searched for captions
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
 _FEW_LETTERS = 0.3  # share of a line's signs
 _SEVERAL = 5  # texts from which one says what others are like
@@ -45,7 +45,7 @@ _WORDS = 8  # of a caption: with as many, more do not make it likelier that it i
 class Reading:
     """A way to read captions.
 
-    file: that it is named by. options: the settings of `data`. found: a sample of what they read. read: all its files.
+    file: the file that names it. options: its settings of `data`. found: a sample of what they read. read: all files.
     """
 
     file: Path
@@ -55,7 +55,7 @@ class Reading:
 
     @property
     def score(self) -> float:
-        """Return how much this looks like captions: texts of several words, many of them different, of its pictures."""
+        """Return how much this looks like captions: varied texts of several words, for most of its pictures."""
         named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
         titled = 1.2 if re.search("caption|metadata", self.file.stem.lower()) else 1.0
         words = min(self.found.words, _WORDS) / _WORDS
@@ -71,7 +71,7 @@ class Reading:
         return (*self.found.notes, *(f"{self.file}: {note}" for note in odd))
 
     def has_form_of(self, other: Reading) -> bool:
-        """Return whether both are parts of one data set: of one form, or named as splits, and of other pictures."""
+        """Return whether both are parts of one data set: of one form or named after splits, with different pictures."""
         same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
         splits = folder_split([self.file.stem]), folder_split([other.file.stem])
         are_splits = None not in splits and splits[0] != splits[1]
@@ -91,9 +91,9 @@ class Folder:
         self.texts = {suffix: texts_of(path, suffix, self.finder) for suffix in TEXT_SUFFIXES}
 
     def candidates(self) -> tuple[list[Reading], dict[Path, str]]:
-        """Return all ways to read captions, and why each of the other files is none.
+        """Return all ways to read captions, and why each of the other files cannot be read.
 
-        Tables and documents are those of the folder itself, of annotations/ in it, of folders of splits and of those
+        Tables and documents are searched for in the folder itself, in annotations/, in folders of splits and in folders
         without pictures.
         """
         candidates: list[Reading] = []
@@ -120,14 +120,14 @@ class Folder:
         return candidates, errors
 
     def of_file(self, path: Path) -> Reading:
-        """Return how a table or a document is read; AttendError where it holds no captions of pictures."""
+        """Return how a table or a document is read; AttendError if it holds no captions of pictures."""
         if path.suffix.lower() == ".parquet" and picture_column(path):
             return of_rows(path, path)
         document = self._document(path) if path.suffix.lower() == ".json" else None
         return document if document is not None else self._examined(Table, path, path)
 
     def of_text(self, path: Path) -> Reading | None:
-        """Return how the texts of one picture each are read, where this file is one of them; else None."""
+        """Return how texts of one picture each are read if this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
             found, errors = self._of_texts(suffix)
             if path in errors:
@@ -138,11 +138,11 @@ class Folder:
         return None
 
     def of_metadata(self, path: Path) -> Reading:
-        """Return how a file of metadata is read, with its folder."""
+        """Return how a metadata file is read, with its folder."""
         return self._examined(ImageFolder, path.parent, path)
 
     def _tables(self) -> Iterator[Path]:
-        """Yield the tables and documents, those named after a picture left out."""
+        """Yield the tables and documents, except those named after a picture."""
         texts = {item.text for items in self.texts.values() for item in items if item.pictures}
         for folder in (self.path, *self._inner_folders()):
             for path in sorted(folder.iterdir()):
@@ -151,10 +151,7 @@ class Folder:
                     yield path
 
     def _inner_folders(self) -> list[Path]:
-        """Return the folders in which captions of this one may be, at any depth.
-
-        They are annotations/, those of splits, and those without a picture.
-        """
+        """Return the folders at any depth that may have captions: annotations/, splits, and those without pictures."""
         with_pictures = {parent for name in self.finder.names for parent in PurePosixPath(name).parents}
         found = []
         for path, _ in shown_files(self.path):
@@ -176,7 +173,7 @@ class Folder:
         if any(item.options["adapter"] != "table" for item in tables):
             return None
         common = [{**item.options, "path": self.path} for item in tables]
-        if any(options != common[0] for options in common):  # of other columns or folders: sources of their own
+        if any(options != common[0] for options in common):  # with other columns or folders, they are separate sources
             return None
         return Reading(files[0], common[0], _together([item.found for item in tables]), tuple(files))
 
@@ -190,7 +187,7 @@ class Folder:
         return Reading(files[0], options, self._read(options)._replace(has_splits=has_splits), tuple(files))
 
     def _document(self, path: Path) -> Reading | None:
-        """Return how a JSON document in COCO's or Karpathy's form is read; None for another, which may be a table."""
+        """Return how a JSON document in COCO's or Karpathy's form is read; None for others, which may be tables."""
         document = parse_json_or_lines(path)
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
             return None
@@ -210,7 +207,7 @@ class Folder:
         return Reading(path, options, self._read(options), (path,))
 
     def _read(self, options: Options) -> Columns:
-        """Return what the pictures of a document are, and their captions."""
+        """Return the pictures of a document and their captions."""
         data = ADAPTERS[options["adapter"]].model_validate(options)
         faults = Faults(gather=True)
         rows = list(data.rows(Path(), faults))
@@ -223,7 +220,7 @@ class Folder:
         return Columns({}, base, pictures, (options["adapter"],), "caption", texts, share)
 
     def _examined(self, kind: type[RecordOptions], path: Path, file: Path) -> Reading:
-        """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
+        """Return how the adapter `kind` reads the data set at `path`, judging by one of its tables, `file`."""
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
         options, found = _first_that_reads(kind, forms, file, self.finder)
         notes = note_on_encoding(file, options.get("encoding", "utf-8"), found.texts)
@@ -234,9 +231,9 @@ class Folder:
         return Reading(file, {**options, **found.options, **images}, found, (file,))
 
     def _of_texts(self, suffix: str) -> tuple[list[Reading], dict[Path, str]]:
-        """Return the ways to read the text files of this ending, and why others of them are no captions.
+        """Return the ways to read the text files with this suffix, and why the others are not captions.
 
-        Where several folders have texts of the same pictures, such as labels/ and captions/, each is a way.
+        If several folders have texts of the same pictures, such as labels/ and captions/, each is a separate way.
         """
         items = [item for item in self.texts[suffix] if item.pictures]
         of_folder: dict[str, list[TextFile]] = {}
@@ -255,9 +252,9 @@ class Folder:
         return candidates, errors
 
     def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile]) -> Reading:
-        """Return how text files of one picture each are read; AttendError where they are no captions.
+        """Return how text files of one picture each are read; AttendError if they are not captions.
 
-        folder: that they are below, where they are read without others; else empty.
+        folder: the folder that they are below, if they are read without other texts; else empty.
         """
         options: Options = {"adapter": "texts", "path": self.path / folder}
         options |= {} if suffix == ".txt" else {"suffix": suffix}
@@ -309,7 +306,7 @@ class Folder:
         return of_tars(self.path) if tar_files(self.path) else None
 
     def _hub(self) -> Reading | None:
-        """Return how the Parquet files with pictures in them are read; None where there are none."""
+        """Return how the Parquet files that contain pictures are read; None if there are none."""
         for path, files in shown_files(self.path):
             first = next((path / name for name in files if name.endswith(".parquet")), None)
             is_near = len(path.relative_to(self.path).parts) <= 2
@@ -321,7 +318,7 @@ class Folder:
 def _first_that_reads(
     kind: type[RecordOptions], forms: list[Options], file: Path, finder: PictureFinder
 ) -> tuple[Options, Columns]:
-    """Return the first of the possible forms of a table in which it holds captions, and what it holds so."""
+    """Return the first of the possible forms of a table in which it holds captions, and the columns found."""
     first: AttendError | None = None
     for options in forms:
         try:
@@ -333,13 +330,13 @@ def _first_that_reads(
 
 
 def _is_numbers(line: str) -> bool:
-    """Return whether a line is made of numbers, as labels of objects are, and not of words."""
+    """Return whether a line consists of numbers, like object labels, and not of words."""
     signs = [sign for sign in line if not sign.isspace()]
     return sum(map(str.isalpha, signs)) < _FEW_LETTERS * len(signs)
 
 
 def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
-    """Yield what is odd about the lines of texts. texts: how many these are."""
+    """Yield a note on each odd property of the lines of texts. texts: the number of texts."""
     line, times = Counter(lines).most_common(1)[0]
     if texts >= _SEVERAL and times > _HALF * texts:
         yield f"the line {shortened(line, 60)!r} is in {times} of {texts} texts, and read as a caption of each"
@@ -353,9 +350,9 @@ def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
 
 
 def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str, list[str]]:
-    """Return the field of documents, one for each picture, that has the captions, and notes on others that could be.
+    """Return the field of documents, one per picture, that has the captions, and notes on other possible fields.
 
-    Raises AttendError where none has. file: of the first document, or of all.
+    Raises AttendError if no field has captions. file: the file of the first document, or of all.
     """
     values = {name: [document[name] for document in documents if name in document] for name in CAPTION_NAMES}
     texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
@@ -370,9 +367,9 @@ def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str,
 
 
 def _other_fields(documents: list[dict[str, object]], file: Path, has_split: bool) -> tuple[str | None, list[str]]:
-    """Return the field of documents that says the split of each, if any, and notes on fields that are not used.
+    """Return the field of documents that has the split, if any, and notes on fields that are not used.
 
-    file: as in `_caption_field`. has_split: whether files or folders say splits, which come first.
+    file: as in `_caption_field`. has_split: whether the names of files or folders have splits, which take precedence.
     """
     names = dict.fromkeys(name for document in documents for name in document)
     values = {name: [item[name] for item in documents if item.get(name) not in (None, "")] for name in names}
@@ -383,7 +380,7 @@ def _other_fields(documents: list[dict[str, object]], file: Path, has_split: boo
 
 
 def picture_column(file: Path) -> str | None:
-    """Return the first column of a Parquet file that may hold encoded pictures; None without one."""
+    """Return the first column of a Parquet file that may hold encoded pictures; None if there is none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -395,7 +392,7 @@ def picture_column(file: Path) -> str | None:
 
 
 def _together(parts: list[Columns]) -> Columns:
-    """Return what several tables of one form hold."""
+    """Return the columns of several tables of one form, merged."""
     first = parts[0]
     pictures = frozenset(picture for part in parts for picture in part.pictures)
     share = sum(part.share for part in parts) / len(parts)
@@ -405,7 +402,7 @@ def _together(parts: list[Columns]) -> Columns:
 
 
 def of_rows(path: Path, file: Path) -> Reading:
-    """Return how files of rows with pictures in them are read. path: of the data set. file: the first of them."""
+    """Return how files of rows that contain pictures are read. path: the data set. file: the first file."""
     options: Options = {"adapter": "huggingface", "path": path}
     first = list(itertools.islice(batches(file), 4))
     records = [record for batch in first for record in batch.to_pylist()]
@@ -439,7 +436,7 @@ def of_rows(path: Path, file: Path) -> Reading:
 
 
 def of_tars(path: Path) -> Reading:
-    """Return how a tar file, or those of a folder, are read, by the first samples of the first."""
+    """Return how a tar file, or the tar files of a folder, are read, judging by samples of the first."""
     folder, tars = (path, tar_files(path)) if path.is_dir() else (path.parent, [path])
     options: Options = {"adapter": "webdataset", "path": path}
     texts: list[str] = []
@@ -455,7 +452,7 @@ def of_tars(path: Path) -> Reading:
         if text is not None:
             contents.append(members[text].decode("utf-8", "replace"))
         document: dict[str, object] = {}
-        with contextlib.suppress(AttendError):  # a row that is not valid is reported when the rows are read
+        with contextlib.suppress(AttendError):  # invalid rows are reported when the rows are read
             document = json_fields(members, f"{tars[0]}: {key}")
         documents.append(document)
     notes: list[str] = []

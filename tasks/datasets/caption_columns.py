@@ -1,4 +1,4 @@
-"""The columns or fields of captions, splits and marks on rows, by their names and by what they hold."""
+"""Finding the columns or fields of captions, splits and marks on rows, by their names and values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SURE_NAMES = (
 _OTHER_NAMES = ("comment", "title")
 CAPTION_NAMES = (*_SURE_NAMES, *_OTHER_NAMES)
 SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
-_BETWEEN = ("||", "###", "|", "\n")  # what some tables have between the captions of a cell
-NO_TEXTS = "no column of texts"  # in the message on a table that only names pictures
+_BETWEEN = ("||", "###", "|", "\n")  # separators of the captions in a cell
+NO_TEXTS = "no column of texts"  # in the message about a table that only names pictures
 _NEARLY_ALL = 0.9
 _SEVERAL = 5  # texts from which one says what others are like
 _SOME, _HALF = 0.2, 0.5
 _FEW_WORDS = 1.5  # of texts that are classes
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
-# Words in the names of columns that say which rows are good, and values that say it.
+# Words in the names of columns that mark good or bad rows, and the values of such columns.
 _VERDICT_NAMES = re.compile(
     "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|usable|ok|match|"
     "correct|quality|spam|skip(ped)?|exclude[ds]?|included?|ignored?|flag(ged)?|decision|problem|precanned|latest|foil|"
@@ -42,19 +42,19 @@ _LANGUAGES = re.compile(
     "([_-][a-z]{2,4})?|english|german|deutsch|french|fran\u00e7ais|spanish|espa\u00f1ol|italian|italiano|portuguese|"
     "dutch|russian|japanese|chinese|korean|arabic|hindi|turkish|polish|czech|swedish"
 )
-_FEW_KINDS = 8  # of the values of a column that says what rows are
-_SIGNS = re.compile(r"[\d/_.:-]")  # which file names, addresses and dates have
+_FEW_KINDS = 8  # most different values of a column that classifies rows
+_SIGNS = re.compile(r"[\d/_.:-]")  # characters of file names, addresses and dates
 _FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
 LETTER = re.compile(r"[^\W\d_]")
 
 
 def index_in(item: str, items: tuple[str, ...]) -> int:
-    """Return an item's place among items; behind all where it is none of them."""
+    """Return an item's index in items; len(items) if it is not one of them."""
     return items.index(item) if item in items else len(items)
 
 
 def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "column") -> Iterator[str]:
-    """Yield notes on columns that are not read: splits, languages, verdicts on rows. kind: what messages name them."""
+    """Yield notes on columns that are not read: splits, languages, verdicts on rows. kind: a column's name in notes."""
     most = max(map(len, values.values()), default=0)
     for name, own in values.items():
         items = [item for value in own if isinstance(value, list) for item in value if isinstance(item, dict)]
@@ -76,7 +76,7 @@ def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "col
 
 
 def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> Iterator[str]:
-    """Yield a note on a column that says of what kind rows are, which is not read. values: those that are not blank."""
+    """Yield a note on a column that classifies rows and is not read. values: the column's, without blanks."""
     kinds = Counter(str(value).strip() for value in values)
     if not 1 < len(kinds) <= _FEW_KINDS:
         return
@@ -101,10 +101,10 @@ def _is_verdict(name: str) -> bool:
 def caption_column(
     values: dict[str, list[Any]], where: str, image: str, kind: str = "column"
 ) -> tuple[str | tuple[str, ...], list[str]]:
-    """Return the column of the captions, and a note on the others that could be. values: of each, without blanks.
+    """Return the caption column, and a note on others that could be. values: of each column, without blanks.
 
-    Columns that are numbered, such as caption_1 and caption_2, are returned together. Raises AttendError where no
-    column has texts. image: the column of the pictures, and kind: what a column is named, for messages.
+    Numbered columns, such as caption_1 and caption_2, are returned together. Raises AttendError if no column has texts.
+    For messages, image: the column of the pictures, and kind: what a column is called.
     """
     words = {name: _words(own) for name, own in values.items()}
     texts = [name for name in values if words[name] > 0]
@@ -160,7 +160,7 @@ def unnumbered(name: str) -> str:
 
 
 def _odd_cells(values: list[Any]) -> str:
-    """Return what is odd about cells of captions, as part of a note: questions, words, or several texts in one."""
+    """Describe odd caption cells as part of a note: questions, single words, or several texts in a cell."""
     texts = [text for text in values if isinstance(text, str)]
     items = [item for value in values if isinstance(value, list) and len(value) > 2 for item in value]
     if _are_questions(values):
@@ -189,7 +189,7 @@ def _are_the_same(values: list[Any]) -> bool:
 
 
 def _are_codes(values: list[Any]) -> bool:
-    """Return whether a column's texts are no language: file names, addresses, dates, or a few classes."""
+    """Return whether a column's texts are not sentences: file names, addresses, dates, or a few classes."""
     texts = [str(text) for text in values]
     has_signs = any(map(_SIGNS.search, texts[:_SEVERAL]))
     return _are_marks(values) or (_are_single(texts) and (has_signs or len(set(texts)) <= max(3, len(texts) // 4)))
@@ -208,7 +208,7 @@ def _are_single(texts: list[str]) -> bool:
 
 
 def lists_of(cells: list[Any]) -> str | None:
-    """Return the setting `lists` for the cells of a caption column; None for one caption in a cell."""
+    """Return the setting `lists` for the cells of a caption column; None if each has one caption."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     if not texts:
         return None
@@ -244,7 +244,7 @@ def texts_in(cells: list[Any], lists: str | None) -> Iterator[str]:
 
 
 def is_split(name: str, values: list[Any]) -> bool:
-    """Return whether all values of a column are names of splits; a single one may be a class, such as trains."""
+    """Return whether all values of a column are names of splits; a single value may be a class, such as `train`."""
     is_named = not {*SPLIT_COLUMNS, *SPLIT_NAMES}.isdisjoint(re.findall("[a-z]+", str(name).lower()))
     return _are_splits(values) and (is_named or len(set(values)) > 1)
 
@@ -254,7 +254,7 @@ def _are_splits(values: list[Any]) -> bool:
 
 
 def _words(values: list[Any]) -> float:
-    """Return the mean number of words of a column's texts; 0 where it holds none."""
+    """Return the mean number of words of a column's texts; 0 if it holds no texts."""
     items = [text_of(item) for value in values for item in (value if isinstance(value, list) else [value])]
     texts = [item for item in items if isinstance(item, str)]
     if not texts or len(texts) < _NEARLY_ALL * sum(item is not None for item in items):
@@ -265,5 +265,5 @@ def _words(values: list[Any]) -> float:
 
 
 def word_count(text: str) -> int:
-    """Return about how many words a text has; of scripts without spaces between words, half its characters."""
+    """Return an estimate of a text's words; in scripts without spaces between words, half its characters."""
     return len(text.split()) + len(SPACELESS.findall(text)) // 2

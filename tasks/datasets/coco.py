@@ -53,7 +53,7 @@ class Coco(NamedOptions):
         match = None if self.path.expanduser().is_file() else _FILE_NAME.fullmatch(path.name)
         split = None if match is None else parse_split(match["split"], str(path))
         images, captions = self._document(path, faults)
-        # In the folder that is named as the file is, or in another of the same split.
+        # In the folder named after the file, or else in one named after its split.
         inside = {name: f"{match['images']}/{name}" if match else name for name, *_ in images.values()}
         found = finder.find(inside.values())
         if match is not None and not any(found.values()):
@@ -68,7 +68,7 @@ class Coco(NamedOptions):
                 yield Row(picture, texts, split or own or self.split_in(name, picture, level, where), where)
 
     def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:
-        """Return the pictures and the captions of a document, by the pictures' ids."""
+        """Return the pictures and captions of a document, by the pictures' ids."""
         document = read_json(path)
         images: _Images = {}
         captions: _Captions = {}
@@ -98,6 +98,6 @@ class Coco(NamedOptions):
 
 
 def _id(item: dict[str, object], field: str, where: str) -> str:
-    """Return the id in a field, as a text; AttendError where it is neither a whole number nor a text."""
+    """Return the id in a field, as a text; AttendError if it is neither a whole number nor a text."""
     value = item.get(field)
     return value if isinstance(value, str) else str(require_field(item, field, int, where))

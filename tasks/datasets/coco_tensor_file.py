@@ -15,7 +15,7 @@ from tasks.datasets.faults import REFUSE, Faults
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_PICKLED = 1 << 24  # bytes of a file's pickle: its vocabulary, and where its tensors are
+_MOST_PICKLED = 1 << 24  # bytes of a file's pickle: its vocabulary, and the locations of its tensors
 _SPLITS = {"train": "train", "val": "dev", "test": "test"}
 
 

@@ -1,6 +1,6 @@
-"""Adapter `corrections`, and its file: what people said of captions that a model made, one answer a line of JSON.
+"""Adapter `corrections`, and its file: people's answers about a model's captions, one line of JSON each.
 
-Each line has the fields of `Answer`. Lines are only ever added, and to read them takes no program of this project.
+Each line has the fields of `Answer`. Lines are only ever added, and can be read without this project.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ GIVING: tuple[Verdict, ...] = ("accepted", "edited")  # verdicts with a caption 
 
 
 class Answer(TypedDict):
-    """Hold what one person said of one caption.
+    """One person's answer about one caption.
 
-    picture: SHA-256 of the photograph's file. name: its path in the folder that was reviewed. shown, given: the caption
-    that the model made, and the person's; null where there is none. model: the version, `models:/NAME/VERSION`.
-    confidence: of the model, from 0 to 1, or null. chosen: why the picture was asked about. who: the person, or null.
-    when: as ISO 8601. source: what identifies the answer where it was given, so that it is taken once.
+    picture: SHA-256 of the photograph's file. name: its path in the reviewed folder. shown, given: the model's caption,
+    and the person's, or null. model: the version, `models:/NAME/VERSION`. confidence: the model's, from 0 to 1, or
+    null. chosen: why the picture was selected for review. who: the person, or null. when: in ISO 8601. source:
+    identifies the answer at its origin, so that it is imported once.
     """
 
     picture: str
@@ -53,7 +53,7 @@ class Answer(TypedDict):
 
 
 def read_answers(path: Path, faults: Faults = REFUSE) -> Iterator[tuple[str, Answer]]:
-    """Yield each answer of a file with its position, `file:line`. A line that is no answer is one of the `faults`."""
+    """Yield each answer of a file with its position, `file:line`. Invalid lines are added to the `faults`."""
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         with faults.of_row():
@@ -68,12 +68,12 @@ def _parsed(line: str, path: Path, number: int) -> Any:
 
 
 def checked(value: object, where: str) -> Answer:
-    """Return an answer as JSON has it; raise AttendError, which names the field, where it is none."""
+    """Return a parsed JSON value as an answer; raise AttendError, which names the field, if it is not valid."""
     if not isinstance(value, dict):
         raise AttendError(f"{where}: is a {type(value).__name__}, not an object: remove the line")
     for field in ("picture", "name", "model", "when"):
         _check_text(value.get(field), f"{where}: {field}")
-    if value.get("shown") != "":  # a model that was hardly trained says nothing of some pictures
+    if value.get("shown") != "":  # a barely trained model gives empty captions to some pictures
         _check_text(value.get("shown"), f"{where}: shown")
     for field, known in (("verdict", get_args(Verdict)), ("chosen", get_args(Chosen))):
         if value.get(field) not in known:
@@ -91,14 +91,14 @@ def checked(value: object, where: str) -> Answer:
             f"{where}: confidence: is {reprlib.repr(confidence)}; a number from 0 to 1, or null, is needed"
         )
     try:
-        time_of(value)  # type: ignore[arg-type] # its fields were looked at above
+        time_of(value)  # type: ignore[arg-type] # its fields were checked above
     except ValueError:
         raise AttendError(f"{where}: when: {reprlib.repr(value['when'])} is no time in ISO 8601") from None
     return value  # type: ignore[return-value] # as before
 
 
 def _check_text(value: object, where: str) -> None:
-    """Raise AttendError unless a value is a text that is not blank and can be written."""
+    """Raise AttendError unless a value is a non-blank text that can be written."""
     try:
         if isinstance(value, str) and value.strip():
             check_text(value)
@@ -109,26 +109,26 @@ def _check_text(value: object, where: str) -> None:
 
 
 def time_of(answer: Answer) -> datetime.datetime:
-    """Return when an answer was given; a time without a zone is UTC. Raises ValueError where it is no time."""
+    """Return when an answer was given; a time without a zone is UTC. Raises ValueError if it is not a time."""
     when = datetime.datetime.fromisoformat(answer["when"])
     return when if when.tzinfo is not None else when.replace(tzinfo=datetime.UTC)
 
 
 def add_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Add answers to the end of a file, which is replaced as a whole: it never holds a part of a line.
+    """Add answers to the end of a file, which is replaced as a whole, so that it never holds a partial line.
 
-    When this returns, a power cut takes none of them. To be called with the `answers_lock`, where others may add some.
+    After the return, a power cut loses none of them. Hold the `answers_lock` if other processes may add answers.
     """
-    path = path.resolve()  # a link is not replaced, but the file that it names
+    path = path.resolve()  # replace the target of a link, not the link
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
     write_atomically(path, f"{before}{lines}" if not before or before.endswith("\n") else f"{before}\n{lines}")
-    flush(path.parent)  # that the file has its name
+    flush(path.parent)  # makes the file's name durable
 
 
 @contextlib.contextmanager
 def answers_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file of answers for the length of the block, after waiting for who holds it."""
+    """Hold the lock of a file of answers for the length of the block, after waiting for it."""
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
@@ -136,7 +136,7 @@ def answers_lock(path: Path) -> Iterator[None]:
 
 
 def latest(answers: Iterable[Answer]) -> list[Answer]:
-    """Return the last answer of each person about each picture and caption: who changed their mind counts once."""
+    """Return the last answer of each person about each picture and caption, which replaces their earlier ones."""
     last: dict[tuple[str, str, str | None], Answer] = {}
     for answer in sorted(answers, key=time_of):
         last[answer["picture"], answer["shown"], answer["who"]] = answer
@@ -158,7 +158,7 @@ class Corrections(DatasetOptions):
         return [path] if path.exists() else []
 
     def image_folder(self, generated: Path) -> Path:
-        """Return the folder that was reviewed: `data.images`, or that of the file."""
+        """Return the reviewed folder: `data.images`, or the folder of the file."""
         return require_folder(self.images if self.images is not None else self.path.expanduser().parent, "data.images")
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
@@ -182,7 +182,7 @@ class Corrections(DatasetOptions):
         for digest, given in by_picture.items():
             name = moved.get(digest, given[-1]["name"])
             if digest in gone or now.get(name, digest) != digest:
-                continue  # it was removed, or replaced under its name, and the new one was looked at
+                continue  # it was removed, or replaced by a picture of the same name that was reviewed since
             captions = dict.fromkeys(answer["given"] for answer in given if answer["verdict"] in GIVING)
             split = "test" if any(answer["chosen"] == "at random" for answer in given) else "train"
             if captions:
@@ -190,10 +190,9 @@ class Corrections(DatasetOptions):
                     yield Row(name, tuple(map(str, captions)), split, positions[digest], digest=digest)
 
     def _moved(self, digests: Mapping[str, str], folder: Path) -> tuple[dict[str, str], set[str]]:
-        """Return the names that pictures have now whose files were renamed or moved in the folder, by their digest.
+        """Return digest -> new name of pictures renamed or moved in the folder, and the digests of missing pictures.
 
-        digests: of each picture, by the name that it had. The digests of those that are nowhere in the folder are
-        returned too.
+        digests: former name -> digest.
         """
         missing = {digest for name, digest in digests.items() if not (folder / name).is_file()}
         if not missing:

@@ -1,6 +1,6 @@
-"""What a folder or a file of captions holds: the adapter that reads it, and the settings that it needs.
+"""Detecting how to read a folder or a file of captions: the adapter, and the settings that it needs.
 
-All files that may hold captions are looked into, and the one that looks most like captions is taken.
+All files that may hold captions are examined, and the one that looks most like captions is used.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tasks.datasets.table_columns import Options
 from tasks.datasets.texts import TEXT_SUFFIXES
 from tasks.datasets.webdataset import is_tar
 
-_MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
-_CLOSE = 0.75  # share of the best score from which two files look alike
-_ONE_WORD, _KINDS = 1.5, 3  # words of texts that are classes, and how many kinds of them are shown
+_MOST_SUBFOLDERS = 20  # examined below a folder without captions
+_CLOSE = 0.75  # share of the best score from which the choice between two files is unclear
+_ONE_WORD, _KINDS = 1.5, 3  # mean words of texts below which they are classes, and how many kinds of them are shown
 _NEARLY_ALL = 0.9
 _FEW = 0.5  # share of the pictures below which a note says that the captions may be elsewhere
 _LISTS = (".txt", ".csv", ".tsv")  # of names of pictures
 _LISTED = 3  # files of one kind in one folder that are listed by name
-# Names of folders of captions that have the pictures next to them.
+# Names of folders of captions that are next to the pictures.
 _NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
 # Names of files and folders of what is not to be trained on.
 _SET_ASIDE = re.compile(
@@ -71,7 +71,7 @@ _CONVERT = {
 class Detection(NamedTuple):
     """How a folder or file is read: the settings of `data`.
 
-    unread: a line for each file that they do not read. notes: what a person should look at.
+    unread: a line for each file that is not read. notes: what a person should check.
     """
 
     options: Options
@@ -82,9 +82,9 @@ class Detection(NamedTuple):
 def detect(path: Path, captions: Path | None = None) -> Detection:
     """Return the settings of `data` that read a folder or file.
 
-    captions: the file of captions to read of a folder, whose path may begin there; None for the one that looks most
-    like captions. Raises AttendError where there are no captions of pictures in any known form, or where two files look
-    alike.
+    captions: the file of captions to read in a folder, whose path may be relative to the folder; None for the one that
+    looks most like captions. Raises AttendError if there are no captions of pictures in any known form, or if several
+    files look like captions.
     """
     given, path = path, path.expanduser().absolute()
     if path.is_dir() and captions is None:
@@ -101,7 +101,7 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
 
 
 class _Known(NamedTuple):
-    """How files of a known form are read, and which they are. notes: what a person should look at."""
+    """How files of a known form are read, and which files. notes: what a person should check."""
 
     options: Options
     read: tuple[Path, ...] = ()
@@ -123,7 +123,7 @@ def _of_folder(path: Path) -> Detection:
 
 
 def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) -> Detection:
-    """Return the candidate that looks most like captions, with those that are further parts of the same data set."""
+    """Return the candidate that looks most like captions, with other parts of the same data set."""
     pictures = max(len(folder.finder.names), 1)
     groups = _groups(candidates)
 
@@ -169,12 +169,12 @@ def _set_aside(folder: Path, read: Collection[Path]) -> Iterator[str]:
 
 
 def _few_named(folder: Folder, parts: list[Reading]) -> Iterator[str]:
-    """Yield a note where captions name few of the pictures of a folder, small copies left out."""
+    """Yield a note if captions name few of the pictures of a folder, not counting small copies."""
     if any(len(part.read) > 1 and part.options["adapter"] != "texts" for part in parts):
-        return  # of several files of one form, the first was looked into
+        return  # of several files of one form, only the first was examined
     originals = {folder.path / name for name in folder.finder.names if not is_copy(name)}
     named = len(originals.intersection(picture for part in parts for picture in part.found.pictures))
-    if 0 < named < _FEW * len(originals):  # none are named where the pictures are inside the files
+    if 0 < named < _FEW * len(originals):  # none are named if the pictures are inside the files
         yield (
             f"{folder.path}: {named:,} of {len(originals):,} pictures have a caption in {parts[0].file.name}: if the "
             "captions are in another file, name it with --captions FILE"
@@ -192,7 +192,7 @@ def _divides(group: list[Reading], whole: list[Reading]) -> bool:
 
 
 def _refuse_classes(item: Reading, folder: Path) -> None:
-    """Raise AttendError where the likeliest captions are single words of a few kinds."""
+    """Raise AttendError if the likeliest captions are single words of a few kinds."""
     kinds = sorted(set(item.found.texts))
     if item.found.words < _ONE_WORD and len(kinds) <= max(_KINDS, len(item.found.texts) // 10):
         shown = ", ".join(map(repr, kinds[:_KINDS]))
@@ -207,7 +207,7 @@ def _given_otherwise(
 ) -> Iterator[str]:
     """Yield notes on files that name pictures, or their splits, in a way that is not read.
 
-    lists: the files that are named as lists of splits.
+    lists: the files named like lists of splits.
     """
     tables = [path for path, error in errors.items() if NO_TEXTS in error]
     lists = lists + [path for path in tables if path not in lists and folder_split([path.stem]) is not None]
@@ -228,7 +228,7 @@ def _given_otherwise(
 
 
 def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
-    """Return the files below a folder that are named as lists of splits: train.txt and test.txt, or split.csv."""
+    """Return the files below a folder that are named like lists of splits: train.txt and test.txt, or split.csv."""
     files = [path for path in _files(folder) if path not in read and is_table(path)]
     named = [path for path in files if path.suffix.lower() in _LISTS and folder_split([path.stem]) is not None]
     one = [path for path in files if re.search("split|fold|hold.?out", path.stem.lower())]
@@ -236,7 +236,7 @@ def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
 
 
 def _groups(candidates: list[Reading]) -> list[list[Reading]]:
-    """Return candidates by data set: those of one form that look alike and name other pictures are parts of one."""
+    """Return candidates grouped by data set: those of one form and similar score, with different pictures, are one."""
     groups: list[list[Reading]] = []
     for item in sorted(candidates, key=lambda item: (-item.score, len(item.file.name))):
         for group in groups:
@@ -249,12 +249,12 @@ def _groups(candidates: list[Reading]) -> list[list[Reading]]:
 
 
 def _joined(folder: Path, parts: list[Reading]) -> Options:
-    """Return the settings of several files as one data set, each with the split that its name or folder says."""
+    """Return the settings of several files as one data set, each with the split in its name or folder."""
     sources: dict[str, Options] = {}
     for part, split in zip(parts, file_splits(folder, [part.file for part in parts]), strict=True):
         place = part.file.relative_to(folder)
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
-        while name in sources or not name.strip("-_"):  # as names in other letters may become
+        while name in sources or not name.strip("-_"):  # names in other scripts may become such
             name = f"{name.strip('-_') or 'captions'}-{len(sources) + 1}"
         own = part.options.get("split_column") or part.options.get("splits")
         sources[name] = part.options if split is None or own else {**part.options, "split": split}
@@ -264,8 +264,8 @@ def _joined(folder: Path, parts: list[Reading]) -> Options:
 def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | None) -> list[str]:
     """Return a line for each file of a folder that is neither a picture nor read, with the reason.
 
-    Of many files of one kind in one folder there is one line. reasons: why files that were looked into are not read;
-    None where a person named the file to read.
+    Many files of one kind in one folder share a line. reasons: why examined files are not read; None if the user named
+    the file to read.
     """
     texts = {item.text: item for items in folder.texts.values() for item in items}
     named = {item.text.suffix.lower() for item in texts.values() if item.pictures}
@@ -292,17 +292,17 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | N
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Return the files below a folder that are not hidden, and none of a workspace."""
+    """Return the files below a folder, except hidden ones and those of workspaces."""
     return (path / name for path, files in shown_files(folder) for name in files)
 
 
 def _how_to_convert(path: Path) -> str:
-    """Return the command that makes of a file what is read."""
+    """Return how to convert a file to a supported format."""
     return _CONVERT[path.suffix.lower()].format(name=shlex.quote(str(path)), stem=path.stem, path=str(path))
 
 
 def _why_unread(path: Path, folder: Folder) -> str:
-    """Return why a file that no captions were found in is not read."""
+    """Return why a file without known captions is not read."""
     suffix = path.suffix.lower()
     if suffix in _CONVERT and not path.name.startswith("~$"):
         return _how_to_convert(path)
@@ -314,7 +314,7 @@ def _why_unread(path: Path, folder: Folder) -> str:
 
 
 def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
-    """Return the error for a folder without captions: what it has instead."""
+    """Return the error for a folder without captions, which says what it has instead."""
     path = folder.path
     own = [error for file, error in errors.items() if file.parent == path and NO_TEXTS not in error]
     seen = f" ({'; '.join(own)})" if own else ""
@@ -340,7 +340,7 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
 
 
 def _what_is_there(folder: Folder) -> str:
-    """Return what a folder without captions holds, and what to do."""
+    """Describe what a folder without captions holds, and what to do."""
     files = list(_files(folder.path))
     suffixes = Counter(file.suffix.lower() for file in files)
     convertible = next((file for file in files if file.suffix.lower() in _CONVERT), None)
@@ -372,7 +372,7 @@ def _what_is_there(folder: Folder) -> str:
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
-    """Yield the folders directly below a folder, and below those, that are not hidden."""
+    """Yield the folders one and two levels below a folder that are not hidden."""
     children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     yield from children
     for child in children:
@@ -388,7 +388,7 @@ def _holds_captions(folder: Path) -> bool:
 
 
 def _published(folder: Path) -> _Known | None:
-    """Return how a folder that is laid out as a known data set is read; None where it is not."""
+    """Return how a folder with the layout of a published data set is read; None for other folders."""
     tokens = next(iter(sorted(folder.glob("**/Flickr8k.token.txt"))), None)
     if tokens is not None:
         options: Options = {"adapter": "flickr8k", "path": tokens.parent}
@@ -410,7 +410,7 @@ def _published(folder: Path) -> _Known | None:
 
 
 def _flickr_images(folder: Path, own: Path) -> Options:
-    """Return the setting of the pictures' folder of Flickr8k or 30k where it is not in the folder of the captions."""
+    """Return the setting of Flickr8k's or 30k's picture folder if it is not in the folder of the captions."""
     names = ("Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images", "images", "Images")
     if own == folder or any((own / name).is_dir() for name in names):
         return {}
@@ -419,7 +419,7 @@ def _flickr_images(folder: Path, own: Path) -> Options:
 
 
 def _of_tensors(folder: Path) -> _Known | None:
-    """Return how a folder with a coco.pt, or with arrays of grids and captions, is read; None for another."""
+    """Return how a folder with a coco.pt, or with arrays of grids and captions, is read; None for other folders."""
     tensors = [path for path in sorted(folder.glob("*.pt")) if is_coco_tensors(path)]
     if len(tensors) == 1:
         return _Known({"adapter": "coco_pt", "path": tensors[0]}, (tensors[0],))
@@ -427,7 +427,7 @@ def _of_tensors(folder: Path) -> _Known | None:
 
 
 def _of_arrays(folder: Path) -> _Known | None:
-    """Return how a folder that holds one array of grids and one of their captions is read; None for another."""
+    """Return how a folder with one array of grids and one of their captions is read; None for other folders."""
     read = ((path, array_header(path)) for path in sorted(folder.glob("*.npy")))
     headers = [(path, header) for path, header in read if header is not None]
     pairs = [
@@ -448,7 +448,7 @@ def _of_arrays(folder: Path) -> _Known | None:
 
 
 def _of_file(path: Path, root: Path) -> _Known:
-    """Return how a file of captions is read. root: the folder of its pictures and itself."""
+    """Return how a file of captions is read. root: the folder that contains the file and its pictures."""
     suffix = path.suffix.lower()
     if suffix in _CONVERT and not is_tar(path):
         raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")

@@ -25,7 +25,7 @@ def parse_json(path: Path) -> Any:
 
 
 def parse_json_or_lines(path: Path) -> Any:
-    """Return the content of a JSON file; of one with an object on each line, the list of them.
+    """Return the content of a JSON file, or the list of the objects in a file with one per line.
 
     Raise AttendError as `parse_json` does.
     """
@@ -41,7 +41,7 @@ def parse_json_or_lines(path: Path) -> Any:
 def parse_text(text: str | bytes, source: Path | str, line: int = 1) -> Any:
     """Return the value of a JSON text; raise AttendError, with line and column, if it cannot be parsed.
 
-    source: the file that it is from, for the message. line: its first line there.
+    source: the file it is from, for the message. line: the number of its first line there.
     """
     try:
         return json.loads(text)

@@ -1,6 +1,6 @@
 """Descriptions in the metadata of the pictures themselves, as Lightroom, digiKam and cameras write them.
 
-They are not read as captions: `attend init` names the command that makes a table of them.
+They are not read as captions: `attend init` names the command that writes them to a table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from PIL import ExifTags, Image, IptcImagePlugin
 
 _XMP = re.compile(rb"<dc:description>.*?<rdf:li[^>]*>(.*?)</rdf:li>", re.DOTALL)
 _CAPTION_OF_IPTC = (2, 120)
-_LOOKED_AT = 100  # pictures
-_DIFFERENT = 0.5  # share of the descriptions that differ, at least: cameras write their own name into each
+_LOOKED_AT = 100  # most pictures examined
+_DIFFERENT = 0.5  # least share of different descriptions: cameras write their own name into each picture
 
 
 class Descriptions(NamedTuple):
@@ -28,7 +28,7 @@ class Descriptions(NamedTuple):
 
 
 def descriptions_in(pictures: Iterable[Path]) -> Descriptions | None:
-    """Return the kind of descriptions that most of the first hundred pictures have, or None where none do."""
+    """Return the descriptions of the field that most of the first hundred pictures have, or None."""
     found: dict[str, list[str]] = {}
     for path in sorted(pictures)[:_LOOKED_AT]:
         for field, text in _texts_of(path).items():

@@ -1,4 +1,4 @@
-"""Faults of a data set's rows: the first is refused, or all are gathered and their rows left out."""
+"""Faults of a data set's rows: the first is raised, or all are gathered and their rows left out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tasks.common.errors import AttendError, TransientError
 
 
 class Faults:
-    """Decide what becomes of a row that is not valid.
+    """The handling of invalid rows.
 
-    gather: keep its message in `found` and go on without the row; otherwise the message is raised.
+    gather: keep the message in `found` and go on without the row; otherwise raise it.
     """
 
     def __init__(self, gather: bool) -> None:
@@ -26,7 +26,7 @@ class Faults:
 
     @contextlib.contextmanager
     def of_row(self) -> Iterator[None]:
-        """Take an AttendError of the block as the fault of the row that it reads."""
+        """Treat an AttendError in the block as the fault of the row being read."""
         try:
             yield
         except AttendError as error:

@@ -23,9 +23,9 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def read_tokens(path: Path, faults: Faults) -> dict[str, tuple[str, list[str]]]:
-    """Return, for each picture name, `file:line` of its first caption and its captions in the order of their numbers.
+    """Return, for each picture name, `file:line` of its first caption, and its captions in the order of their numbers.
 
-    A malformed line and a caption number that occurs twice are faults.
+    Malformed lines and repeated caption numbers are faults.
     """
     captions_by_name: dict[str, dict[int, str]] = {}
     where: dict[str, str] = {}
@@ -41,7 +41,7 @@ def read_tokens(path: Path, faults: Faults) -> dict[str, tuple[str, list[str]]]:
 
 
 def _parse_line(line: str, where: str) -> tuple[str, int, str]:
-    """Return a line's picture, the number of its caption, and the caption. Raise AttendError where it is malformed."""
+    """Return a line's picture, the number of its caption, and the caption. Raise AttendError if it is malformed."""
     key, tab, caption = line.partition("\t")
     name, sharp, index = key.rpartition("#")
     if not tab:

@@ -1,4 +1,4 @@
-"""Read HDF5 files that other programs wrote, in a process of its own: the HDF5 library may crash on a damaged file."""
+"""Reading other programs' HDF5 files in a separate process, because the HDF5 library may crash on a damaged file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from tasks.common.errors import AttendError
 
-PATIENCE = 60.0  # seconds for one answer, after which the library is taken to be in an endless loop
+PATIENCE = 60.0  # seconds for one answer, after which the library is assumed to be in an endless loop
 
 
 class ForeignArray:
-    """An array of a foreign file, of which rows are read as they are asked for."""
+    """An array of a foreign file, whose rows are read on access."""
 
     def __init__(self, process: _Process, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._process, self._name = process, name
@@ -31,16 +31,16 @@ class ForeignArray:
         return self.shape[0]
 
     def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        """Return one row. Raises OSError where it cannot be read."""
+        """Return one row. Raises OSError if it cannot be read."""
         return np.asarray(self._process.ask(self._name, index))
 
 
 @contextlib.contextmanager
 def foreign_arrays(path: Path) -> Iterator[dict[str, ForeignArray]]:
-    """Yield name -> array of the top level of an HDF5 file, none of them read yet.
+    """Yield name -> array for the top level of an HDF5 file, without reading the arrays.
 
-    Raises OSError where it is not an HDF5 file or crashes the library, and AttendError where the values of an array lie
-    in another file.
+    Raises OSError if it is not an HDF5 file or crashes the library, and AttendError if the values of an array are in
+    another file.
     """
     process = _Process(path)
     try:
@@ -53,7 +53,7 @@ def foreign_arrays(path: Path) -> Iterator[dict[str, ForeignArray]]:
 
 
 class _Process:
-    """The process that reads a foreign file, seen from the one that asks."""
+    """The parent's handle of the process that reads a foreign file."""
 
     def __init__(self, path: Path) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would share this process's state of the HDF5 library
@@ -64,12 +64,12 @@ class _Process:
 
     def ask(self, name: str, index: int) -> Any:
         """Return a row of an array. Raises OSError as `receive` does."""
-        with contextlib.suppress(BrokenPipeError):  # receiving says why
+        with contextlib.suppress(BrokenPipeError):  # `receive` raises the reason
             self._pipe.send((name, index))
         return self.receive()
 
     def receive(self) -> Any:
-        """Return the next answer. Raises OSError where reading failed, crashed the process, or does not end."""
+        """Return the next answer. Raises OSError if reading failed, crashed the process, or does not end."""
         try:
             if not self._pipe.poll(PATIENCE):
                 raise OSError(f"the HDF5 library found no end in {PATIENCE:.0f} s: the file is damaged")
@@ -81,16 +81,16 @@ class _Process:
         return value
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, even if it is busy."""
         self._pipe.close()
-        self._process.kill()  # it only reads
+        self._process.kill()  # safe, because it only reads
         self._process.join()
         self._process.close()
 
 
 def _answer(path: Path, pipe: Connection) -> None:
-    """Send the arrays of a file, and then each row that is asked for. An answer is (value, None) or (None, error)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
+    """Send the arrays of a file, then each requested row. An answer is (value, None) or (None, error)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process, which ends this one
     with pipe, contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(h5py.File(path, "r"))
@@ -104,16 +104,16 @@ def _answer(path: Path, pipe: Connection) -> None:
                 except Exception as error:  # h5py raises various errors for a damaged file
                     pipe.send((None, _text(error)))
         except (EOFError, ConnectionError):
-            return  # no one asks any more
+            return  # the parent closed the pipe
         except Exception as error:
             pipe.send((None, _text(error)))
 
 
 def _arrays(file: h5py.File, path: Path) -> tuple[dict[str, tuple[tuple[int, ...], np.dtype[Any]]], str | None]:
-    """Return shape and dtype of each array by name, and a refusal where the values of one lie in another file."""
+    """Return shape and dtype of each array by name, and a refusal if the values of one are in another file."""
     arrays = {}
     for name in file:
-        is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)  # others are not opened
+        is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)  # other links are not opened
         item = file[name] if is_own else None
         if not is_own or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
             return {}, f"{path}: {name}: refers to another file: copy its values into this one"

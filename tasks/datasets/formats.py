@@ -1,4 +1,4 @@
-"""The formats that are read, one adapter each. A new one is a class in a file of this folder, named below."""
+"""The supported formats, one adapter each. To add one, write a class in a file of this folder and list it below."""
 
 from __future__ import annotations
 

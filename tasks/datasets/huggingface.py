@@ -16,11 +16,11 @@ from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.records import Lists, captions_of, columns_of
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
-_ROWS = 64  # that are read at once
+_ROWS = 64  # read at once
 
 
 class TableFile(NamedTuple):
-    """A file of rows: its path, and the split that its name or its folder says, if any."""
+    """A file of rows: its path, and the split in the name of the file or its folder, if any."""
 
     path: Path
     split: str | None
@@ -44,7 +44,7 @@ class HuggingFace(UnpackedOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
-        numbers: dict[str, int] = {}  # of the rows of each split that were read
+        numbers: dict[str, int] = {}  # split -> the number of its last row read
         for file in table_files(self.path):
             for number, record in enumerate(self._records(file.path)):
                 where = f"{file.path}: row {number}"
@@ -82,9 +82,9 @@ class HuggingFace(UnpackedOptions):
 
 
 def table_files(path: Path) -> list[TableFile]:
-    """Return the files of rows at a path: that file, the Parquet files of a folder, or what `save_to_disk` wrote there.
+    """Return the files of rows at a path: the file itself, the Parquet files of a folder, or those of `save_to_disk`.
 
-    Raises AttendError where there are none.
+    Raises AttendError if there are none.
     """
     place = path.expanduser()
     if place.is_file():
@@ -115,7 +115,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def batches(path: Path) -> Iterator[Any]:
-    """Yield the record batches of a Parquet file or of a stream of Arrow; AttendError where it is damaged."""
+    """Yield the record batches of a Parquet file or an Arrow stream; AttendError if it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -126,7 +126,7 @@ def batches(path: Path) -> Iterator[Any]:
             return
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
-                batch.validate(full=True)  # Arrow reads a damaged file as it is, even beyond its end
+                batch.validate(full=True)  # without this, Arrow reads a damaged file even beyond its end
                 yield from (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise AttendError(f"{path}: cannot be read: {' '.join(str(error).split())[:160]}") from None
@@ -142,7 +142,7 @@ def holds_pictures(kind: Any) -> bool:
 
 
 def _encoded(image: Any, folder: Path, where: str) -> bytes:
-    """Return the encoded picture in a cell, or in the file that it names. folder: of the data set."""
+    """Return the encoded picture in a cell, or in the file that it names. folder: the data set's."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if data is None and isinstance(image, dict) and image.get("path"):
         data = _read(folder, str(image["path"]), where)
@@ -152,7 +152,7 @@ def _encoded(image: Any, folder: Path, where: str) -> bytes:
 
 
 def _read(folder: Path, name: str, where: str) -> bytes:
-    """Return the bytes of a picture that a row names; raise AttendError where it is not a file in the data set."""
+    """Return the bytes of a picture that a row names; raise AttendError unless it is a file in the data set."""
     try:
         path = (folder / check_name(name)).resolve()
         if not path.is_relative_to(folder.resolve()):

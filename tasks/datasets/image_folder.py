@@ -1,6 +1,6 @@
-"""Adapter for a folder of pictures with a file of metadata, as Hugging Face's ImageFolder has them.
+"""Adapter for a folder of pictures with a metadata file, as in Hugging Face's ImageFolder.
 
-FOLDER/metadata.jsonl            {"file_name": "a.jpg", "text": "a dog runs"}, a line each; or metadata.csv, .parquet
+FOLDER/metadata.jsonl            lines {"file_name": "a.jpg", "text": "a dog runs"}; or metadata.csv, .parquet
 FOLDER/train/metadata.jsonl      the same in a folder for each split
 """
 
@@ -56,7 +56,7 @@ class ImageFolder(RecordOptions):
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """Return the files of metadata in a folder, and in its subfolders that are named as splits."""
+    """Return the metadata files in a folder and in its subfolders that are named after splits."""
     splits = sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
     found = (next((part / name for name in METADATA if (part / name).is_file()), None) for part in (folder, *splits))
     return [file for file in found if file is not None]

@@ -1,4 +1,4 @@
-"""The pictures that the names in a table mean: in the usual folder of its pictures, or anywhere."""
+"""The pictures that names in a table refer to, in the usual folder of its pictures or anywhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tasks.datasets.base import folder_split
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.table import only, usual_images
 
-_FEW = 200  # names that are looked at
+_FEW = 200  # names that are examined
 _SOME = 0.2
 _SLASH = re.compile(r"[/\\]")
 
 
 class Place(NamedTuple):
-    """The pictures that names mean.
+    """The pictures that names refer to.
 
-    base: the folder that `found` is relative to. found: picture by name. unclear: names that may mean several. total:
-    how many names there are. is_converted: whether the pictures have other endings than the names.
+    base: the folder that `found` is relative to. found: name -> picture. unclear: names with several possible pictures.
+    total: how many names there are. is_converted: whether the pictures have other suffixes than the names.
     """
 
     base: Path
@@ -33,24 +33,24 @@ class Place(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the share of names that mean a picture."""
+        """Return the share of names that refer to a picture."""
         return len(self.found) / max(self.total, 1)
 
     @property
     def images(self) -> Path:
-        """Return the folder that all pictures are in."""
+        """Return the folder that contains all pictures."""
         parents = {picture.rpartition("/")[0] for picture in self.found.values()}
         return self.base if "" in parents or not parents else self.base / os.path.commonpath(parents)
 
 
 def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool = False) -> Place | None:
-    """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one.
+    """Return the pictures that names refer to, in the usual folder of a file's pictures or anywhere; None if none.
 
-    any_ending: whether their files may have other endings, as they may where no name means a picture otherwise.
+    any_ending: whether the pictures may have other suffixes; if no picture is found otherwise, they may in any case.
     """
     best: Place | None = None
     usual = usual_images(file.parent)
-    named = [file.parent / file.stem, usual / file.stem]  # a folder that is named as the file is
+    named = [file.parent / file.stem, usual / file.stem]  # folders with the name of the file
     split = folder_split([file.stem])
     if split is not None:
         named += [path for path in usual.iterdir() if path.is_dir() and folder_split([path.name]) == split]
@@ -71,7 +71,7 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_endi
 
 
 def other_folders(records: list[dict[str, Any]], image: str, columns: list[str], place: Place) -> Iterator[str]:
-    """Yield a note on each column of the pictures' folders, where pictures are found by files' names in others."""
+    """Yield a note on each column of picture folders if pictures were found by name in other folders."""
     named = ((str(only(record.get(image))), record) for record in records)
     files = [(name, record) for name, record in named if name in place.found and not _SLASH.search(name)]
     for column in columns:
@@ -87,7 +87,7 @@ def other_folders(records: list[dict[str, Any]], image: str, columns: list[str],
 
 
 def doubts(place: Place, file: Path, finder: PictureFinder) -> Iterator[str]:
-    """Yield a note on pictures whose folder their names do not say."""
+    """Yield a note on pictures whose names do not include their folder."""
     inner = finder.below(place.base) if place.base.is_relative_to(finder.folder) else PictureFinder(place.base, ())
     found = [doubt for name, picture in place.found.items() if (doubt := inner.doubt(name, picture))]
     if found:

@@ -1,4 +1,4 @@
-"""Lists in a .npy file of objects, which NumPy writes as a pickle: read without executing anything in the file."""
+"""Reading the lists in a .npy file of objects, which NumPy writes as a pickle, without executing any code in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 
 
 class _Array:
-    """Stands for an array while it is unpickled; NumPy itself is not called."""
+    """A stand-in for an array during unpickling; NumPy itself is not called."""
 
     shape: tuple[int, ...] = ()
     items: Sequence[Any] = ()  # in the order of rows
@@ -29,36 +29,36 @@ class _Array:
         pass
 
     def __setstate__(self, state: Any) -> None:
-        """Take the items of an array; state: (version, shape, dtype, whether by columns, items or their bytes)."""
+        """Set the items of an array; state: (version, shape, dtype, whether by columns, items or their bytes)."""
         _, self.shape, self.dtype, by_columns, content = state
         items = content if isinstance(content, list) else _texts_of(content, self.dtype)
         if len(self.shape) not in (1, 2) or math.prod(self.shape) != len(items):
             raise pickle.UnpicklingError(f"an array of shape {self.shape} has {len(items)} items")
-        if by_columns and len(self.shape) == 2 and not isinstance(content, list):  # a list is in the order of rows
+        if by_columns and len(self.shape) == 2 and not isinstance(content, list):  # a list is always in row order
             rows, columns = self.shape
             items = [items[column * rows + row] for row in range(rows) for column in range(columns)]
         self.items = items
 
     def rows(self) -> list[Any]:
-        """Return the items of a one-dimensional array, or lists of those of a two-dimensional one."""
+        """Return the items of a one-dimensional array, or the rows of a two-dimensional one as lists."""
         if len(self.shape) < 2:
             return list(self.items)
         return [list(self.items[row * self.shape[1] : (row + 1) * self.shape[1]]) for row in range(self.shape[0])]
 
 
 class _Type:
-    """Stands for the type of an array's items. name: such as `O8` or `U12`."""
+    """A stand-in for the dtype of an array. name: such as `O8` or `U12`."""
 
     def __init__(self, name: str = "", *_: Any) -> None:
         self.name, self.order = str(name), "<"
 
     def __setstate__(self, state: Any) -> None:
-        """Take the byte order; state: (version, byte order, ...)."""
+        """Set the byte order; state: (version, byte order, ...)."""
         self.order = ">" if state[1] == ">" else "<"
 
 
 def _texts_of(content: Any, dtype: _Type | None) -> list[str]:
-    """Return the texts in the bytes of an array of texts of one length."""
+    """Return the texts in the bytes of an array of fixed-length texts."""
     if not isinstance(content, bytes) or dtype is None or not dtype.name.startswith("U"):
         raise pickle.UnpicklingError("an array of other items than objects and texts")
     size = 4 * int(dtype.name[1:])
@@ -68,13 +68,13 @@ def _texts_of(content: Any, dtype: _Type | None) -> list[str]:
 
 
 def _scalar(dtype: Any, content: Any) -> str:
-    """Return the text that NumPy's own type of text holds."""
+    """Return the text of a NumPy string scalar."""
     (text,) = _texts_of(content, dtype)
     return text
 
 
 _KNOWN: dict[str, Any] = {"_reconstruct": _Array, "ndarray": None, "dtype": _Type, "scalar": _scalar}
-# What lists of texts are pickled with: nothing that makes objects of other classes, or buffers of a length it states.
+# The opcodes of pickled lists of texts; none creates objects of other classes, or buffers of a declared length.
 _OPCODES = (
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "BININT"),
     *("BININT1", "BININT2", "LONG1", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "UNICODE"),
@@ -82,11 +82,11 @@ _OPCODES = (
     *("TUPLE2", "TUPLE3", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GET", "BINGET", "LONG_BINGET"),
 )
-_Base: Any = vars(pickle)["_Unpickler"]  # the one in Python: the one in C sets aside memory for any number it reads
+_Base: Any = vars(pickle)["_Unpickler"]  # in Python: the C one allocates memory for any number it reads
 
 
 class _Unpickler(_Base):  # type: ignore[misc]
-    """An unpickler for which no name stands for anything but what is above: nothing else can be called."""
+    """An unpickler that resolves only the names above, so that nothing else can be called."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         getattr(pickle, name)[0]: _Base.dispatch[getattr(pickle, name)[0]] for name in _OPCODES
@@ -99,7 +99,7 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
 
 class Header(NamedTuple):
-    """Hold what the header of a .npy file says of its array."""
+    """The header of a .npy file, which describes its array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -111,12 +111,12 @@ class Header(NamedTuple):
 
     @property
     def is_texts(self) -> bool:
-        """Return whether the array may hold texts, or lists of them, for each row."""
+        """Return whether the array may hold a text or a list of texts for each row."""
         return (self.dtype.hasobject or self.dtype.kind == "U") and len(self.shape) in (1, 2)
 
 
 def array_header(path: Path) -> Header | None:
-    """Return what a .npy file holds, by its header alone; None where it is none."""
+    """Return the header of a .npy file; None for other files."""
     try:
         with path.open("rb") as file:
             return _header(file)
@@ -125,7 +125,7 @@ def array_header(path: Path) -> Header | None:
 
 
 def _header(file: BinaryIO) -> Header:
-    """Read the header at the beginning of a .npy file; ValueError where there is none."""
+    """Read the header at the beginning of a .npy file; ValueError if there is none."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -135,7 +135,7 @@ def _header(file: BinaryIO) -> Header:
 def read_texts(path: Path) -> list[list[str]]:
     """Return the texts of each row of a .npy file: an array of objects, each a list of texts, or an array of texts.
 
-    Raises AttendError where the file holds anything else.
+    Raises AttendError if the file holds anything else.
     """
     try:
         with path.open("rb") as file:
@@ -150,13 +150,13 @@ def read_texts(path: Path) -> list[list[str]]:
     if not isinstance(rows, list):
         raise AttendError(f"{path}: holds no rows: an array of lists of texts is needed")
     found = [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]
-    if sum(map(len, found)) > path.stat().st_size:  # of lists that stand in the file once and are meant many times
+    if sum(map(len, found)) > path.stat().st_size:  # a pickle may refer to one list many times
         raise AttendError(f"{path}: has more texts than bytes: an array of lists of texts is needed")
     return found
 
 
 def _row(row: Any, where: str) -> list[str]:
-    """Return the texts of a row. Raises AttendError where it holds anything else."""
+    """Return the texts of a row. Raises AttendError if it holds anything else."""
     texts = [row] if isinstance(row, str) else row.rows() if isinstance(row, _Array) else row
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise AttendError(f"{where}: is {reprlib.repr(row)}: a list of texts is needed")

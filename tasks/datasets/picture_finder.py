@@ -1,7 +1,7 @@
-"""Find the file of a picture by the name that a table or a document gives it.
+"""Find the file of a picture by its name in a table or a document.
 
-Names were often written on another machine: with other folders before them, Windows' backslashes, `%20` for a space,
-other letter case, or no ending. All adapters that read names find their pictures here.
+Names were often written on another machine: with other leading folders, Windows' backslashes, `%20` for a space, other
+letter case, or no suffix. All adapters that read names find their pictures here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, find_pictures, named_splits
 
 _ADDRESS = re.compile("(https?|s3|gs)://[^?#]*", re.IGNORECASE)
-# A part of a path that folders of small copies have, and the end of the names of WordPress's.
+# Paths of small copies: folders with such names, or file names with a size at the end, as in WordPress.
 _COPIES = re.compile(
     r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/|-\d{2,4}x\d{2,4}\.\w+$", re.IGNORECASE
 )
@@ -32,10 +32,10 @@ _SHOWN = 3  # of the files that a name may mean
 class PictureFinder:
     """The pictures below a folder, by the end of their path.
 
-    A name means the file whose path ends as it does, folders included. Letter case and the way accents are written do
-    not matter, and a name without ending means the picture that has one. Folders that all names begin with may be
-    missing here; others may not: `b/1.jpg` is never `a/1.jpg`. Of a picture's address, all folders may be missing,
-    unless another address ends in the same name.
+    A name means the file whose path ends with it, including folders. Letter case and the encoding of accents do not
+    matter, and a name without a suffix matches any picture's suffix. Leading folders common to all names may be missing
+    in the path; others may not: `b/1.jpg` is never `a/1.jpg`. For a web address, all folders may be missing, unless
+    another address ends in the same name.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class PictureFinder:
         return cls(folder, (picture.name for picture in find_pictures(folder, suffixes)))
 
     def below(self, folder: Path) -> PictureFinder:
-        """Return the finder of the pictures of a folder below this one."""
+        """Return the finder of the pictures in a folder below this one."""
         if folder == self.folder:
             return self
         if folder not in self._below:
@@ -69,7 +69,7 @@ class PictureFinder:
     def find(self, names: Collection[str], any_ending: bool = False) -> dict[str, list[str]]:
         """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several.
 
-        any_ending: whether, where no name means a picture, names mean those of other endings: `1.jpeg` then is `1.jpg`.
+        any_ending: whether, if no name matches, names match pictures of other suffixes: `1.jpeg` then matches `1.jpg`.
         """
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
@@ -79,7 +79,7 @@ class PictureFinder:
         }
         meant = {name: [name] if name in self.names else self._meant(name, parts[name], fewest[name]) for name in names}
         exact = {name for name in names if meant[name] == [name]}
-        for name in meant.keys() - exact:  # a name in other letter case is another picture's
+        for name in meant.keys() - exact:  # the picture belongs to the name in the same letter case
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
                 meant[name] = []
         if any_ending and not any(meant.values()):
@@ -92,12 +92,12 @@ class PictureFinder:
         return _in_one_place(_without_copies(meant), parts) | {name: [name] for name in exact}
 
     def named(self, name: str) -> list[str]:
-        """Return the pictures of this name in any folder. name: without folders; with its ending or without."""
+        """Return the pictures of this name in any folder. name: without folders, with or without suffix."""
         last = _folded(name)
         return [found for found, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
 
     def doubt(self, name: str, picture: str) -> str | None:
-        """Return why a name may mean another picture: that has another folder, or only another ending; None without."""
+        """Return why a name may mean another picture, if it does not include the picture's folder; None if clear."""
         folders, own = _parts(name)[:-1], _parts(picture)[:-1]
         if not own or folders[-1:] == own[-1:] or is_address(name):
             return None
@@ -109,7 +109,7 @@ class PictureFinder:
     def _by_number(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the pictures that numbers mean: `COCO_val2014_000000000042.jpg` is 42.
 
-        They mean none where those of one folder begin differently, such as `market-1.jpg` and `garden-2.jpg`.
+        They mean none if names in one folder begin differently, such as `market-1.jpg` and `garden-2.jpg`.
         """
         numbers = {name: int(float(name)) for name in names}
         found: dict[int, list[str]] = {number: [] for number in numbers.values()}
@@ -124,8 +124,8 @@ class PictureFinder:
         return {name: [] if is_mixed else found[number] for name, number in numbers.items()}
 
     def _meant(self, name: str, parts: tuple[str, ...], fewest: int) -> list[str]:
-        """Return the pictures that a name may mean. fewest: how many parts of the paths must be the same."""
-        if parts[-1].endswith(OTHER_PICTURES):  # which people have with a JPEG of the same name
+        """Return the pictures that a name may mean. fewest: how many parts of the paths must be equal."""
+        if parts[-1].endswith(OTHER_PICTURES):  # there may be a JPEG of the same name
             parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
         is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
         found = [] if is_page else self._candidates(parts)
@@ -159,7 +159,7 @@ class PictureFinder:
         return found if found or last.endswith(PICTURE_SUFFIXES) else self._by_stem.get(last, [])
 
     def one(self, name: str, meant: list[str], where: str) -> str:
-        """Return the picture that a name means; AttendError where it is none or several. meant: as `find` returns."""
+        """Return the picture that a name means; AttendError if there is none or several. meant: as `find` returns."""
         if len(meant) == 1:
             return meant[0]
         if meant:
@@ -177,7 +177,7 @@ class PictureFinder:
         )
 
     def _advice(self, name: str) -> str:
-        """Return what to do about a name that no picture has."""
+        """Return what to do about a name without a picture."""
         if not self.names:
             return "no picture is in this folder: set data.images to the folder of the pictures"
         last = _parts(name)[-1]
@@ -188,18 +188,18 @@ class PictureFinder:
 
 
 def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return what names mean without small copies, unless these are all that there is."""
+    """Return `meant` without small copies, unless there is nothing else."""
     originals = {name: [own for own in pictures if not is_copy(own)] for name, pictures in meant.items()}
     return originals if any(originals.values()) else meant
 
 
 def is_copy(picture: str) -> bool:
-    """Return whether a picture's path says that it is a small copy of another."""
+    """Return whether a picture is a small copy of another, by its path."""
     return _COPIES.search(picture) is not None
 
 
 def _in_one_place(meant: dict[str, list[str]], parts: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    """Return what names mean, of those with folders only what is below the folder that most of them are below."""
+    """Return `meant`, where names with folders keep only pictures below the base folder that most of them share."""
     below = {
         name: _base(parts[name][:-1], _parts(pictures[0])[:-1])
         for name, pictures in meant.items()
@@ -210,24 +210,24 @@ def _in_one_place(meant: dict[str, list[str]], parts: dict[str, tuple[str, ...]]
 
 
 def _base(folders: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders of a picture that a name does not have. folders: of the name. own: of the picture."""
+    """Return the leading folders of a picture that are missing in a name. folders: the name's. own: the picture's."""
     return own[: len(own) - _common_end(folders, own)]
 
 
 def _folded(name: str) -> str:
-    """Return a name without differences of letter case and of the way accents are written."""
+    """Return a name normalised for letter case and the encoding of accents."""
     return name.casefold() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a name as it may be written anywhere, folded."""
+    """Return the parts of a name from any system, folded."""
     whole = _folded(_without_query(name.strip())).replace("\\", "/")
     parts = tuple(part for part in whole.split("/") if part not in ("", "."))
     return parts or ("",)
 
 
 def _without_query(name: str) -> str:
-    """Return an address without what follows its path; any other name as it is."""
+    """Return a web address without its query and fragment; any other name unchanged."""
     address = _ADDRESS.match(name)
     return name if address is None else address[0]
 

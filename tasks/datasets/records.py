@@ -1,4 +1,4 @@
-"""The records of a table in any form: text, JSON lines, JSON documents and Parquet; and the captions in a cell."""
+"""Reading the records of tables (text, JSON lines, JSON documents, Parquet), and the captions in a cell."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Lists = Annotated[
 
 
 def usual_delimiter(path: Path) -> str:
-    """Return the character between the columns of a table of text where no setting names it: a tab in .tsv."""
+    """Return the default delimiter of a table of text: a tab in .tsv, else a comma."""
     return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def records_of(path: Path, form: TextForm, faults: Faults) -> Iterable[Record]:
-    """Return the records of a file, which is read as the ending of its name says. form: of a table of text."""
+    """Return the records of a file, whose suffix determines its format. form: for a table of text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_records(path)
@@ -51,7 +51,7 @@ def records_of(path: Path, form: TextForm, faults: Faults) -> Iterable[Record]:
 
 
 def listed_texts(text: str, form: str, where: str) -> list[Any]:
-    """Return the texts in a cell. form: see `RecordOptions.lists`. Raise AttendError where it holds no list."""
+    """Return the texts in a cell. form: see `RecordOptions.lists`. Raise AttendError if it holds no list."""
     if form != "json":
         return [part.strip() for part in text.split(form) if part.strip()]
     if not text.strip().startswith("["):
@@ -67,9 +67,9 @@ def listed_texts(text: str, form: str, where: str) -> list[Any]:
 
 
 def _python_texts(text: str) -> list[Any] | None:
-    """Return the texts of a list as Python writes it, or as NumPy and pandas do, which write no commas between them.
+    """Return the texts of a list as Python writes it, or as NumPy and pandas do, without commas.
 
-    None where the list has other values too.
+    None if the list has other values too.
     """
     tokens = [token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.string.strip()]
     texts = [token.string for token in tokens if token.type == tokenize.STRING]
@@ -89,12 +89,12 @@ def captions_in(value: object, lists: str | None, where: str, field: str) -> lis
 
 
 def columns_of(columns: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in a setting that has one column or several."""
+    """Return the names in a setting of one or several columns."""
     return (columns,) if isinstance(columns, str) else columns
 
 
 def captions_of(record: dict[str, Any], columns: str | tuple[str, ...], lists: str | None, where: str) -> list[str]:
-    """Return the captions of a record; of several columns, those that are not blank. lists: see `captions_in`."""
+    """Return the captions of a record; blanks in several columns are skipped. lists: see `captions_in`."""
     names = columns_of(columns)
     filled = [name for name in names if record[name] not in (None, "") or len(names) == 1]
     texts = [text for name in filled for text in captions_in(record[name], lists, where, name)]
@@ -104,7 +104,7 @@ def captions_of(record: dict[str, Any], columns: str | tuple[str, ...], lists: s
 
 
 class TextForm(NamedTuple):
-    """How a table of text is written. columns: their names, where its first line is a record; else None."""
+    """How a table of text is written. columns: their names if its first line is a record; else None."""
 
     delimiter: str
     encoding: str
@@ -113,7 +113,7 @@ class TextForm(NamedTuple):
 
 
 def text_of(item: object) -> object:
-    """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; others as they are."""
+    """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; other items unchanged."""
     if isinstance(item, dict):
         return next((item[field] for field in ("raw", "caption", "text", "sentence") if field in item), item)
     return item
@@ -124,7 +124,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
     columns = form.columns
     namer = "the first line names" if columns is None else "data.columns names"
     delimiter = form.delimiter
-    # A byte order mark is no part of the first column's name.
+    # A byte order mark is not part of the first column's name.
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
     with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(
@@ -133,7 +133,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
         try:
             header = next(reader, None) if columns is None else list(columns)
             if header is not None and columns is None and "".join(header).startswith("sep="):
-                header = next(reader, None)  # Excel's line on the delimiter
+                header = next(reader, None)  # Excel's line that names the delimiter
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
             _check_names(path, header)
@@ -163,7 +163,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
 
 
 def _check_names(path: Path, columns: Sequence[str]) -> None:
-    """Raise AttendError where two columns have the same name: one would hide the other."""
+    """Raise AttendError if two columns have the same name, because one would hide the other."""
     twice = [name for name in columns if columns.count(name) > 1]
     if twice == [""] * len(twice) and len(twice) > 1:
         raise AttendError(
@@ -187,9 +187,9 @@ def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
 
 
 def _json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, also of the only list in an object.
+    """Yield the objects of a JSON list, also if it is the only list in an object.
 
-    An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
+    An object whose values are texts or lists of texts becomes a record with `image` and `caption` for each name.
     """
     document = parse_json_or_lines(path)
     values = list(document.values()) if isinstance(document, dict) else []
@@ -213,7 +213,7 @@ def _json_records(path: Path) -> Iterator[Record]:
 
 
 def _refuse_repeated(path: Path) -> None:
-    """Raise AttendError where the object in a JSON file has a name twice: Python's reader keeps the last alone."""
+    """Raise AttendError if the object in a JSON file has a name twice, because Python's reader keeps only the last."""
     pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
     twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if twice:

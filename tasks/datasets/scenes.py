@@ -1,7 +1,7 @@
 """Adapter `scenes`: generated small pictures of shapes, five true captions each, and the facts they show.
 
-A picture and its captions depend on the seed and on the picture's number alone, so that a larger data set begins with
-the pictures of a smaller one.
+A picture and its captions depend only on the seed and the picture's number, so that a larger data set begins with the
+pictures of a smaller one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES = {"small": 0.11, "large": 0.16}  # half the side of a shape, as a share o
 OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
 _SAME_LINE = 0.10  # centres closer than this along an axis, as a share of the side, have no relation along it
 _CELLS = [(column, row) for column in range(3) for row in range(3)]
-_JITTER = 0.02  # distance of a shape from the middle of its cell, at most, along an axis, as a share of the side
+_JITTER = 0.02  # greatest distance of a shape from its cell's middle along an axis, as a share of the side
 _BACKGROUNDS = ((24, 26, 32), (58, 62, 70), (92, 84, 76))
 
 
@@ -102,7 +102,7 @@ def relations(one: SceneObject, other: SceneObject) -> list[str]:
 
 
 def draw(objects: list[SceneObject], rng: random.Random, side: int) -> Image.Image:
-    """Return the picture, RGB, `side` x `side` px; it is drawn four times as large, for antialiasing."""
+    """Return the picture, RGB, `side` x `side` px, drawn four times as large for antialiasing."""
     scale = 4 * side
     image = Image.new("RGB", (scale, scale), rng.choice(_BACKGROUNDS))
     pen = ImageDraw.Draw(image)

@@ -1,4 +1,4 @@
-"""Adapter `sources`: several data sets as one, such as one's own photographs and a published set, or corrections."""
+"""Adapter `sources`: several data sets as one, such as your own photographs and a published set, or corrections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sources(DatasetOptions):
     @field_validator("sources", mode="before")
     @classmethod
     def _names_as_texts(cls, sources: Any) -> Any:
-        """Return the mapping with names that YAML reads as numbers, such as those of years, as texts."""
+        """Return the mapping with all names as texts; YAML reads some as numbers, such as years."""
         if not isinstance(sources, dict):
             return sources
         return {str(name): source for name, source in sources.items() if source is not None}  # null removes a source
@@ -91,7 +91,7 @@ class Sources(DatasetOptions):
         return [file for source in self.sources.values() for file in source.annotation_files()]
 
     def image_folder(self, generated: Path) -> Path:
-        """Return the folder of what the sources unpack; others have their own: see `paths_of`."""
+        """Return the folder that sources unpack pictures to; other sources have their own: see `paths_of`."""
         return generated
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
@@ -105,7 +105,7 @@ class Sources(DatasetOptions):
 
 @contextlib.contextmanager
 def in_source(prefix: str) -> Iterator[None]:
-    """Name the source in the settings that an AttendError of the block speaks of. prefix: of its pictures; or none."""
+    """Name the source in the settings that an AttendError of the block mentions. prefix: of its pictures, or empty."""
     try:
         yield
     except AttendError as error:
@@ -116,5 +116,5 @@ def in_source(prefix: str) -> Iterator[None]:
 
 
 def with_source(prefix: str, message: str) -> str:
-    """Return a message that names the settings of a source as those of `data.sources`. prefix: of its pictures."""
+    """Return a message with a source's settings named as in `data.sources`. prefix: of the source's pictures."""
     return _OWN_FIELD.sub(rf"data.sources.{prefix[:-1]}.\1", message) if prefix else message

@@ -38,14 +38,14 @@ from tasks.datasets.records import (
 
 @dataclass
 class _Named:
-    """A picture as records name it: where it is named first, its split, and its captions."""
+    """A picture in the records: where it is first named, its split, and its captions."""
 
     where: str
     split: str | None
     texts: list[str]
 
     def add(self, where: str, name: str, split: str | None, texts: list[str]) -> None:
-        """Add captions; AttendError where another split is given than before."""
+        """Add captions; AttendError if the split differs from before."""
         if split != self.split:
             raise AttendError(
                 f"{where}: split: {name} is in {split} here and in {self.split} at {self.where}: a picture is in "
@@ -100,12 +100,12 @@ class RecordOptions(NamedOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         named: dict[str, _Named] = {}  # by the picture's name in the records
-        # Random splits in place of those that were named would put test pictures into training.
+        # Random splits in place of the configured ones would put test pictures into training.
         missing_split = "split_column" in self.model_fields_set and self.split_column is not None
         for number, (where, record) in enumerate(self.records(faults)):
             missing_split = missing_split and self.split_column not in record
             if number == 0:
-                self._check_columns(where, record)  # of a table, all rows have those of the first
+                self._check_columns(where, record)  # outside `of_row`: in a table, all rows have the same columns
             with faults.of_row():
                 self._check_columns(where, record)
                 name = self._name_of(record[self.image_column], where)
@@ -121,7 +121,7 @@ class RecordOptions(NamedOptions):
         yield from self._found_rows(named, PictureFinder.of(self.image_folder(generated)), faults)
 
     def _found_rows(self, named: dict[str, _Named], finder: PictureFinder, faults: Faults) -> Iterator[Row]:
-        """Yield a row for each picture that records name, those of two spellings of its name together."""
+        """Yield a row for each picture that records name; different spellings of its name are merged."""
         rows: dict[str, _Named] = {}
         found = finder.find(named, any_ending=True)
         level = self.level_of_splits(found)
@@ -137,7 +137,7 @@ class RecordOptions(NamedOptions):
                 yield Row(picture, tuple(item.texts), item.split, item.where)
 
     def _check_columns(self, where: str, record: dict[str, Any]) -> None:
-        """Raise AttendError where a record lacks a column."""
+        """Raise AttendError if a record lacks a column."""
         captions = [(column, "caption_column") for column in columns_of(self.caption_column)]
         for column, setting in ((self.image_column, "image_column"), *captions):
             if column in record:
@@ -164,7 +164,7 @@ class RecordOptions(NamedOptions):
             raise AttendError(f"{where}: {reprlib.repr(name)}: the picture's name {error}") from None
 
     def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
-        """Return the records of one file, which is read as the ending of its name says."""
+        """Return the records of one file, whose suffix determines its format."""
         form = TextForm(self.delimiter or usual_delimiter(path), self.encoding, self.quotes, self.columns)
         return records_of(path, form, faults)
 
@@ -207,12 +207,12 @@ class Table(RecordOptions):
 
 
 def only(value: object) -> object:
-    """Return the item of a list of one, and any other value as it is."""
+    """Return the item of a list of one; any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def with_split(record: dict[str, Any], column: str | None, split: str) -> dict[str, Any]:
-    """Return a record with the split of its file or folder, unless it has one in `column`, by default `split`."""
+    """Return a record with the split of its file or folder, unless its `column` (`split` if None) has one."""
     column = column or "split"
     is_blank = record.get(column) is None or not str(record[column]).strip()
     return {**record, column: split} if is_blank else record
@@ -224,11 +224,11 @@ def usual_images(folder: Path) -> Path:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is a table by the ending of its name, in letters of either case."""
+    """Return whether a file is a table by its suffix, in any letter case."""
     return path.suffix.lower() in TABLE_SUFFIXES
 
 
 def split_tables(folder: Path) -> list[Path]:
-    """Return the tables of a folder that are named by their splits, such as train.csv."""
+    """Return the tables of a folder that are named after splits, such as train.csv."""
     files = sorted(path for path in folder.iterdir() if is_table(path) and path.is_file())
     return [path for path in files if path.stem.lower() in SPLIT_NAMES]

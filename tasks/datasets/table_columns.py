@@ -1,4 +1,4 @@
-"""The columns of a table of captions, by what they hold, and the folder of its pictures."""
+"""Finding the columns of a table of captions by their values, and the folder of its pictures."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from tasks.datasets.table import RecordOptions, only, usual_images
 
 Options = dict[str, Any]  # settings of `data`
 IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "path", "file", "img", "picture", "photo")
-SAMPLE = 200  # records that are looked at, from all parts of a table
-_MOST_RECORDS = 200_000  # of a table that are read
+SAMPLE = 200  # records examined, from all parts of a table
+_MOST_RECORDS = 200_000  # read of a table
 _NEARLY_ALL = 0.9
-_RIVAL = 0.75  # share of the best likeness from which another column may name the pictures
+_RIVAL = 0.75  # share of the best likelihood from which another column may name the pictures
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
 
 
 class Columns(NamedTuple):
-    """Hold what a sample of a table's records says of it.
+    """The properties of a table, found from a sample of its records.
 
-    options: the settings of `data` that read it, but for adapter and path. images: the folder of its pictures.
-    pictures: the names of those in the sample. columns: the names of all. caption: the column of the captions.
-    texts: the captions. share: of the pictures, those that are there. notes: what a person should look at. is_own:
-    whether the folder of the pictures is named as the table or its split is. by_number: whether pictures are named by
-    numbers. has_splits: whether rows say their split.
+    options: the settings of `data` that read it, except adapter and path. images: the folder of its pictures. pictures:
+    the paths of the pictures found. columns: the names of all columns. caption: the column of the captions. texts: the
+    captions in the sample. share: of the pictures that exist. notes: what a person should check. is_own: whether the
+    folder of the pictures is named after the table or its split. by_number: whether pictures are named by numbers.
+    has_splits: whether rows have a split.
     """
 
     options: Options
@@ -69,12 +69,12 @@ class Columns(NamedTuple):
 
     @property
     def variety(self) -> float:
-        """Return the share of captions that are different."""
+        """Return the share of distinct captions."""
         return len(set(self.texts)) / max(len(self.texts), 1)
 
 
 def examine(kind: type[RecordOptions], options: Options, file: Path, finder: PictureFinder) -> Columns:
-    """Return what a table holds, and how it is read. Raises AttendError where it has no pictures or no captions.
+    """Return what a table holds, and how it is read. Raises AttendError if it has no pictures or no captions.
 
     kind: the adapter. options: adapter, path, encoding and delimiter. finder: of the pictures.
     """
@@ -137,7 +137,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
 
 
 def settings_of(kind: type[DatasetOptions], image: str, caption: str | tuple[str, ...], split: str | None) -> Options:
-    """Return the settings that name these columns, where they are not the adapter's defaults."""
+    """Return the settings that name these columns, without the adapter's defaults."""
     columns = {"image_column": image, "caption_column": caption, "split_column": split}
     return {
         name: column
@@ -184,14 +184,14 @@ def _records(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
 
 
 def _sample(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return records from all parts of a table: its splits may be one after the other."""
+    """Return records from all parts of a table, because its splits may follow each other."""
     return records[:: max(1, len(records) // SAMPLE)]
 
 
 def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder, is_named: bool = True) -> _Found:
-    """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text.
+    """Return the columns of records by their values; AttendError if none names pictures, or none has texts.
 
-    is_named: whether the columns have names of their own.
+    is_named: whether the columns have real names.
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
@@ -224,9 +224,9 @@ def _remedy(finder: PictureFinder) -> str:
 def _image_column(
     values: dict[str, list[Any]], first: dict[str, Any], file: Path, finder: PictureFinder, is_named: bool
 ) -> tuple[str, Place, list[str]]:
-    """Return the column that names the pictures, what it names, and a note on others that may.
+    """Return the column that names the pictures, the pictures, and a note on other columns that may name them.
 
-    values: of each column. first: the first record, for the message of the AttendError where no column names pictures.
+    values: of each column. first: the first record, for the message of the AttendError if no column names pictures.
     """
     places: dict[str, Place] = {}
     for name, own in values.items():
@@ -235,7 +235,7 @@ def _image_column(
         place = place_of(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
         if place is not None:
             places[name] = place
-    # Files of other endings than the names are meant only where no other column names pictures, or numbers other ones.
+    # Pictures of other suffixes count only if no column names pictures exactly, or only as numbers of other pictures.
     exact = [list(place.found.values()) for place in places.values() if not place.is_converted]
     has_numbers = all(_are_numbers(place) for place in places.values() if not place.is_converted)
     places = {
@@ -270,29 +270,29 @@ def _are_numbers(place: Place) -> bool:
 
 
 def _are_files(values: list[Any]) -> bool:
-    """Return whether a column's values are names of picture files, and no addresses."""
+    """Return whether a column's values are names of picture files, and not web addresses."""
     texts = [str(only(value)) for value in values]
     return bool(texts) and all(text.lower().endswith(PICTURE_SUFFIXES) and not is_address(text) for text in texts)
 
 
 def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:
-    """Return how likely a column names the pictures: an index may happen to be the names of other pictures.
+    """Return how likely a column names the pictures; an index may match the names of other pictures by chance.
 
-    most: of the pictures that a column names. is_named: whether the columns have names of their own.
+    most: the most pictures that any column names. is_named: whether the columns have real names.
     """
     names = [*place.found, *place.unclear]
     spelled = sum(value.lower().endswith(PICTURE_SUFFIXES) for value in names) / max(len(names), 1)
     own = str(name).lower()
     titled = 0.15 * (own in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(own)) - 0.15 * bool(_OF_OTHERS.search(own))
     shares = len(names) / place.total * (0.5 + 0.5 * len(names) / most)
-    shares *= 1 - 0.4 * sum(map(is_address, names)) / max(len(names), 1)  # a table may have the file's name as well
+    shares *= 1 - 0.4 * sum(map(is_address, names)) / max(len(names), 1)  # prefer a column of file names
     return shares * (0.6 + 0.4 * spelled) + (titled if is_named else 0.0)
 
 
 def _as_header(
     found: _Found, records: list[dict[str, Any]], file: Path, finder: PictureFinder
 ) -> tuple[str, ...] | None:
-    """Return names for the columns of a table of text whose first line is a record too; None for one with a header."""
+    """Return names for the columns of a table of text whose first line is a record; None if it is a header."""
     if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return None
     name = str(found.image)
@@ -307,12 +307,12 @@ def _as_header(
 
 
 def _shape(text: str) -> str:
-    """Return a text with each letter as `a` and each digit as 0, by which names of one kind are alike."""
+    """Return a text with each letter as `a` and each digit as 0, so that names of one kind become equal."""
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", text))
 
 
 def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, list[str]]:
-    """Return the setting that takes splits from the folders of the pictures, and a note on splits that are not used."""
+    """Return the setting that reads splits from the pictures' folders, and a note on splits that are not used."""
     splits = path_splits([path_folders(name, picture) for name, picture in place.found.items()])
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, []

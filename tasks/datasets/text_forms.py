@@ -1,4 +1,4 @@
-"""How a table of text is written: its encoding, the delimiter between its columns, and whether fields are quoted."""
+"""Detecting how a table of text is written: its encoding, its delimiter, and whether fields are quoted."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import regex
 from tasks.common.errors import AttendError
 from tasks.datasets.records import DELIMITERS, usual_delimiter
 
-_START = 1 << 20  # bytes of a table by which its form is found
+_START = 1 << 20  # bytes of a table that are examined
 _NEARLY_ALL = 0.9
 _MANY = 0.7
 _SIGN_BEFORE_LETTER = regex.compile(r"[\p{S}\p{No}]\p{L}")
 _WESTERN = ("cp1258", "cp1252", "latin_1", "iso8859_15", "cp1254", "iso8859_9", "cp437", "cp850")
 _LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153"
-# Between letters a sign that is no letter of Western Europe, no apostrophe and no dash; before one a sign such as a
-# small 3; or within a word a capital with an accent.
+# Between letters, a character that is not a Western European letter, an apostrophe or a dash; before a letter, a symbol
+# such as a superscript 3; or within a word, an accented capital.
 _ODD_WITHIN = re.compile(
     rf"[{_LETTERS}][^\x00-\x7f{_LETTERS}\u2018\u2019\u2013\u2014\u00b7][{_LETTERS}]"
     rf"|[\u00a3-\u00a8\u00ac\u00af\u00b2-\u00b4\u00b8\u00b9\u00bc-\u00be][{_LETTERS}]|[a-z][\u00c0-\u00de]|\ufffd"
 )
-# Letters beyond ASCII of German and Swedish, French, Spanish, Italian, Portuguese, Dutch and Catalan, and Danish. Other
-# languages, such as Hungarian, have letters of several of these where their encoding is taken for cp1252.
+# Non-ASCII letters of German and Swedish, French, Spanish, Italian, Portuguese, Dutch and Catalan, and Danish. Text in
+# other languages, such as Hungarian, has letters of several of these if it is decoded as cp1252 by mistake.
 _ALPHABETS = ("åäöüßé", "àâçéèêëîïôœùûü", "áéíóúüñ", "àèéìíòóùú", "áâãàçéêíóôõúü", "àáäçèéêëíïòóöúü", "æøåéó")
-_ABOUT = 0.1  # difference of regularity that may be chance
+_ABOUT = 0.1  # difference in regularity that may be chance
 
 
 def text_forms(path: Path) -> list[dict[str, Any]]:
-    """Return encodings and delimiters of a table of text, where they are not UTF-8 and the usual one.
+    """Return the possible settings of a table of text for its encoding, delimiter and quotes, without defaults.
 
-    The likeliest is the first; the others separate the columns as regularly, as a comma in captions may.
+    The likeliest comes first; the delimiters of the others split rows as regularly, as a comma in captions may.
     """
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return [{}]
@@ -58,7 +58,7 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
 
 
 def _has_quotes(text: str, delimiter: str) -> bool:
-    """Return whether quotes stand around fields, and are not part of the texts: then they hold no whole rows."""
+    """Return whether quotes enclose fields; if they are part of the texts, quoted fields would span whole rows."""
     lines = text.splitlines()
     plain = [len(line.split(delimiter)) for line in lines if line.strip()]
     if '"' not in text or len(set(plain)) > 1:
@@ -73,7 +73,7 @@ def _has_quotes(text: str, delimiter: str) -> bool:
 def encoding_of(start: bytes, path: Path) -> str | None:
     """Return the encoding of a file, or of files of one kind, by its first bytes; None for UTF-8.
 
-    Raises AttendError where it is in none, or in UTF-8 but for some bytes.
+    Raises AttendError if no encoding fits, or if the file is UTF-8 except for some bytes.
     """
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
@@ -83,7 +83,7 @@ def encoding_of(start: bytes, path: Path) -> str | None:
         if 0 in start:
             raise AttendError(f"{path}: is neither text nor Parquet") from None
         others = [sign for sign in start.decode("utf-8", "replace") if not sign.isascii()]
-        if others.count("\ufffd") <= len(others) / 2:  # in other encodings, hardly any bytes happen to be UTF-8
+        if others.count("\ufffd") <= len(others) / 2:  # text in other encodings is hardly ever valid UTF-8
             line = start.count(b"\n", 0, error.start) + 1
             raise AttendError(f"{path}:{line}: is not UTF-8, as the rest of the file is: save it as UTF-8") from None
         if _is_western(start.decode("cp1252", "replace")):
@@ -98,7 +98,7 @@ def encoding_of(start: bytes, path: Path) -> str | None:
 
 
 def note_on_encoding(file: Path, encoding: str, texts: Iterable[str]) -> list[str]:
-    """Return a note where the encoding that was found may be another: none for cp1252 and letters of one language."""
+    """Return a note if the detected encoding is uncertain; none for cp1252 with the letters of one language."""
     letters = {sign for text in texts for sign in text.lower() if sign.isalpha() and not sign.isascii()}
     is_western = encoding == "cp1252" and any(map(letters.issubset, _ALPHABETS))
     note = f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"
@@ -112,13 +112,13 @@ def _is_western(text: str) -> bool:
 
 
 def _is_western_word(word: str) -> bool:
-    """Return whether few letters of a word have accents, and no sign stands within it that none has."""
+    """Return whether few letters of a word have accents, and it contains no character unusual within words."""
     accents = sum(not sign.isascii() and sign.isalpha() for sign in word)
     return accents <= max(1, len(word) // 2) and not _ODD_WITHIN.search(word)
 
 
 def _regularity(text: str, delimiter: str) -> float:
-    """Return how much a text looks like a table whose columns this character separates: 0 where it has one column."""
+    """Return how much a text looks like a table with this delimiter; 0 if it has one column."""
     try:
         rows = [
             row

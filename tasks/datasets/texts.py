@@ -1,7 +1,7 @@
-"""Adapter for pictures with a text file each: `a.jpg` and `a.txt`, as trainers of image generators have them.
+"""Adapter for pictures with a text file each: `a.jpg` and `a.txt`, as used to train image generators.
 
 FOLDER/a.jpg, FOLDER/a.txt                  also a.caption, a.jpg.txt, or a.json with a field such as `caption`
-FOLDER/images/a.jpg, FOLDER/captions/a.txt  also in two folders of one form
+FOLDER/images/a.jpg, FOLDER/captions/a.txt  also in two parallel folders
 FOLDER/train/a.jpg, FOLDER/train/a.txt      also in a folder for each split
 """
 
@@ -30,10 +30,10 @@ Lines = Annotated[
 ]
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST, _NEARLY_ALL = 0.6, 0.9  # shares of texts
-_WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
+_WIDE = (55, 85)  # characters of a line that was wrapped at the page width
 TEXT_SUFFIXES = (".txt", ".caption", ".json")
-# What follows the picture's name in names such as IMG_1.jpg.supplemental-metadata(2).json, by Google Photos, which cuts
-# them: IMG_1.jpg.suppl.json. The number belongs to the picture: IMG_1(2).jpg.
+# Names of Google Photos' sidecar files, such as IMG_1.jpg.supplemental-metadata(2).json, which may be truncated:
+# IMG_1.jpg.suppl.json. The number belongs to the picture: IMG_1(2).jpg.
 _SIDECAR = re.compile(r"(?P<stem>.+)(?P<ending>\.[a-z0-9]{3,4})(\.s[a-z.-]*)?(?P<number>\(\d+\))?", re.IGNORECASE)
 
 
@@ -75,7 +75,7 @@ class Texts(NamedOptions):
                 )
 
     def _captions(self, path: Path) -> list[str]:
-        """Return the captions in a text file; AttendError where there are none."""
+        """Return the captions in a text file; AttendError if there are none."""
         if self.suffix == ".json":
             value = read_json(path).get(self.caption_field)
             texts = [] if value in (None, [], "") else captions_in(value, None, str(path), self.caption_field)
@@ -89,7 +89,7 @@ class Texts(NamedOptions):
 
 
 class TextFile(NamedTuple):
-    """A text file, its name in the folder without ending, and the pictures that it may be of."""
+    """A text file, its name in the folder without suffix, and the pictures that it may belong to."""
 
     text: Path
     name: str
@@ -97,7 +97,7 @@ class TextFile(NamedTuple):
 
 
 def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]:
-    """Return the files below a folder that end in `suffix`, with the pictures that are named as they are."""
+    """Return the files below a folder that end in `suffix`, with the pictures of the same name."""
     with_pictures = {name.rpartition("/")[0] for name in finder.names}
     found = []
     for path, files in shown_files(folder, follow_links=True):
@@ -115,7 +115,7 @@ def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]
 
 
 def _next_to_pictures_first(found: list[TextFile]) -> list[TextFile]:
-    """Return text files without the pictures of those in other folders that have a text next to them."""
+    """Return text files without pictures in other folders that have a text next to them."""
     near = {picture for item in found for picture in item.pictures if _folder(picture) == _folder(item.name)}
     return [
         item._replace(pictures=[own for own in item.pictures if own not in near or _folder(own) == _folder(item.name)])
@@ -128,9 +128,9 @@ def _folder(name: str) -> str:
 
 
 def _by_names_alone(found: list[TextFile], finder: PictureFinder) -> list[TextFile]:
-    """Return text files with the pictures of their names in any folder.
+    """Return text files with the pictures of the same name in any folder.
 
-    They are returned as they are, unless nearly each name is that of one picture, and most pictures have a text.
+    They are returned unchanged unless nearly every name matches one picture, and most pictures have a text.
     """
     named = [item._replace(pictures=finder.named(item.name.rpartition("/")[2])) for item in found]
     pictures = [item.pictures[0] for item in named if len(item.pictures) == 1]
@@ -141,13 +141,13 @@ def _by_names_alone(found: list[TextFile], finder: PictureFinder) -> list[TextFi
 
 
 def _of_sidecar(name: str) -> str:
-    """Return the name of the picture that a file with this name, without ending, has the metadata of."""
+    """Return the name of the picture that a sidecar file of this name, without suffix, describes."""
     found = _SIDECAR.fullmatch(name)
     return name if found is None else f"{found['stem']}{found['number'] or ''}{found['ending']}"
 
 
 def _is_parallel(place: str, other: str) -> bool:
-    """Return whether two folders differ in one part of their paths alone, as captions/train and images/train do."""
+    """Return whether the paths of two folders differ in only one part, like captions/train and images/train."""
     parts, others = place.split("/"), other.split("/")
     if folder_split(parts) != folder_split(others) and None not in (folder_split(parts), folder_split(others)):
         return False
@@ -158,9 +158,9 @@ def _is_parallel(place: str, other: str) -> bool:
 
 
 def read_text(path: Path, encoding: str) -> str:
-    """Return the content of a text file in UTF-8, in UTF-16 with a mark, or else in `encoding`.
+    """Return the content of a text file in UTF-8, in UTF-16 with a byte order mark, or else in `encoding`.
 
-    Raises AttendError where it is in none of these.
+    Raises AttendError if it is in none of these.
     """
     data = path.read_bytes()
     for name in ("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", encoding):
@@ -172,7 +172,7 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def is_unicode(data: bytes) -> bool:
-    """Return whether the bytes of a text are UTF-8, or UTF-16 with a mark."""
+    """Return whether the bytes of a text are UTF-8, or UTF-16 with a byte order mark."""
     try:
         data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8")
     except UnicodeError:
@@ -181,10 +181,10 @@ def is_unicode(data: bytes) -> bool:
 
 
 def lines_of(texts: list[str]) -> dict[str, Lines]:
-    """Return the setting `lines` that suits these texts; none where each has one line.
+    """Return the setting `lines` that suits these texts; empty if each has one line.
 
-    Lines are those of a paragraph where they break sentences: they go on in lower case after a capital, end without a
-    full stop before a last one that has one, or are all about as wide as a page but the last.
+    Lines form a paragraph if they break sentences: later lines begin in lower case after a capitalised first, only the
+    last line ends in a full stop, or all lines except the last are about as wide as a page.
     """
     several = [lines for text in texts if len(lines := captions_of(text, "captions")) > 1]
     if not several:
@@ -208,6 +208,6 @@ def _is_ended(line: str) -> bool:
 
 
 def captions_of(text: str, lines: Lines) -> list[str]:
-    """Return the captions in a text: each line that is not blank, or all lines as one."""
+    """Return the captions in a text: each non-blank line, or all of them joined."""
     found = [line.strip() for line in text.splitlines() if line.strip()]
     return found if lines == "captions" else [" ".join(found)] if found else []

@@ -26,7 +26,7 @@ from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.records import captions_in
 from tasks.datasets.texts import Lines, captions_of
 
-TEXTS = ("txt", "caption", "caption.txt")  # suffixes of a sample's text, the first that is there is read
+TEXTS = ("txt", "caption", "caption.txt")  # suffixes of a sample's text, by priority
 _LARGEST = 1 << 30  # bytes of a file in a compressed tar
 _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
@@ -57,7 +57,7 @@ class WebDataset(UnpackedOptions):
             for key, members in samples(path):
                 with faults.of_row():
                     row, picture = self._row(path, key, members, tar_split(path))
-                    if row.name in written:  # the picture would have the captions of two
+                    if row.name in written:  # the picture would get the captions of two samples
                         raise AttendError(f"{row.where}: {row.name} is another sample's too: rename one of them")
                     written.add(row.name)
                     (generated / row.name).write_bytes(picture)
@@ -84,7 +84,7 @@ class WebDataset(UnpackedOptions):
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """Return the tar files of a folder, compressed ones too."""
+    """Return the tar files of a folder, including compressed ones."""
     return sorted(path for path in folder.iterdir() if is_tar(path))
 
 
@@ -94,17 +94,17 @@ def is_tar(path: Path) -> bool:
 
 
 def tar_split(path: Path) -> str | None:
-    """Return the split that the name of a tar file says; None without."""
+    """Return the split in the name of a tar file; None if there is none."""
     return folder_split([_stem(path)])
 
 
 def picture_suffixes(members: dict[str, bytes]) -> list[str]:
-    """Return the suffixes of a sample's pictures, of which the first is read."""
+    """Return the suffixes of a sample's pictures; the first picture is read."""
     return [suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES]
 
 
 def _stem(path: Path) -> str:
-    """Return the name of a tar file without its ending, such as `2024.01` of `2024.01.tar.gz`."""
+    """Return the name of a tar file without its suffix, such as `2024.01` for `2024.01.tar.gz`."""
     return re.sub(r"\.(tar|tar\.gz|tgz)$", "", path.name, flags=re.IGNORECASE)
 
 
@@ -118,8 +118,7 @@ def _decoded(data: bytes, where: str) -> str:
 def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield each sample of a tar file in order: its key, and the bytes of its files by lower-case suffix.
 
-    A sample's files have the same name up to the first dot, as WebDataset has it; or up to the last, in a tar whose
-    names have dots.
+    A sample's files have the same name up to the first dot, as in WebDataset, or up to the last if keys have dots.
     """
     is_plain = path.name.lower().endswith(".tar")
     size = path.stat().st_size
@@ -154,19 +153,19 @@ def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def _is_part(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a file of a sample, and none that macOS or a person hides."""
+    """Return whether a member is a file of a sample, and not a hidden one or one of macOS."""
     return member.isfile() and not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(member.name).parts)
 
 
 def _split_name(name: str, has_dots: bool) -> tuple[str, str]:
-    """Return the key and the lower-case suffix of a member. has_dots: whether keys have dots in them."""
+    """Return the key and the lower-case suffix of a member. has_dots: whether keys contain dots."""
     path = PurePosixPath(name)
     stem, _, suffix = path.name.rpartition(".") if has_dots else path.name.partition(".")
     return (path.parent / stem).as_posix(), suffix.lower()
 
 
 def _has_dots(names: list[str]) -> bool:
-    """Return whether keys have dots in them: of some, cut at the first dot, no picture has a plain ending."""
+    """Return whether keys contain dots: cut at the first dot, some would have no picture with a plain suffix."""
     found = [_split_name(name, has_dots=False) for name in names]
     pictures = [(key, suffix) for key, suffix in found if f".{suffix.rpartition('.')[2]}" in PICTURE_SUFFIXES]
     plain = {key for key, suffix in pictures if "." not in suffix}
@@ -174,7 +173,7 @@ def _has_dots(names: list[str]) -> bool:
 
 
 def json_fields(members: dict[str, bytes], where: str) -> dict[str, object]:
-    """Return the object in a sample's .json; raise AttendError where it has none. where: the sample, for messages."""
+    """Return the object in a sample's .json; raise AttendError if it has none. where: the sample, for messages."""
     if "json" not in members:
         raise AttendError(f"{where}: has no .json, which data.caption_field or data.split_field reads")
     fields = parse_text(members["json"], f"{where}.json")
