@@ -1,1 +1,1 @@
-"""A captioner's files: the bundle that MLflow keeps, for each runtime, and the folder that is exported."""
+"""A captioner's files: the bundle that MLflow keeps, for each runtime, and the exported folder."""

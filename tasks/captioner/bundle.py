@@ -25,14 +25,14 @@ from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.training.outputs import load_decoder
 
 CODE = Path(models.__file__).parent
-ORIGIN = "origin.json"  # in an exported folder: the version that it is of
+ORIGIN = "origin.json"  # in an exported folder: the version that was exported
 
 
 def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
-    """Return the captioner that a config's fresh artifacts make up, on the CPU.
+    """Return the captioner built from a config's fresh artifacts, on the CPU.
 
-    Of imported grids it takes grids, or, where the config names an encoder that makes the same, photographs. Raises
-    AttendError where that does not make the same.
+    If it was trained on imported grids, it takes grids, or photographs if the config names the encoder of these grids.
+    Raises AttendError if the encoder gives other grids.
     """
     decoder, decoder_shape = load_decoder(artifacts.decoder.path)
     memory, fitted = Memory.load(artifacts.memory.path), read_scores(artifacts.scores.path)["neighbours"]
@@ -95,9 +95,9 @@ def seal(folder: Path) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a bundle's files match the digest in its bundle.json, as the model checks when it is loaded.
+    """Return whether a bundle's files match the digest in its bundle.json, which is also checked when it is loaded.
 
-    Raises OSError where a file cannot be read.
+    Raises OSError if a file cannot be read.
     """
     try:
         return kept_digest(folder) == copied_loader.digest_of_files(folder)

@@ -1,4 +1,4 @@
-"""The artifacts that a captioner is made from, each by its role."""
+"""The artifacts that a captioner is built from, by role."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tasks.training.self_critical import SelfCritical
 class CaptionerArtifacts:
     """The artifacts of the stages before `register`.
 
-    trained: the decoder trained by teacher forcing. decoder: the decoder that is evaluated and registered, which is
-    `trained` or what self-critical training made of it. tuned: None where the pipeline has no such stage.
+    trained: the decoder trained by teacher forcing. decoder: the decoder that is evaluated and registered: `trained`,
+    or the result of self-critical training. tuned: None if the pipeline has no such stage.
     """
 
     manifest: Artifact
@@ -30,7 +30,7 @@ class CaptionerArtifacts:
 
     @property
     def self_critical(self) -> Artifact | None:
-        """Return the artifact of self-critical training; None where the pipeline has no such stage."""
+        """Return the artifact of self-critical training; None if the pipeline has no such stage."""
         return None if self.decoder is self.trained else self.decoder
 
     @classmethod

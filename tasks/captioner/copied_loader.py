@@ -1,7 +1,7 @@
-"""The code that loads a bundle: this file is copied into each, as load.py, and the bundle is loaded by its copy.
+"""The code that loads a bundle: this file is copied into each bundle as load.py, and the copy loads it.
 
-It imports nothing from this project. A bundle's captioner runs from the code in the bundle, under a package name made
-from the bundle's digest, so that two versions in one process each run the code that they were saved with.
+It imports nothing from this project. A bundle's captioner runs from the code in the bundle, under a package name
+derived from the bundle's digest, so that two versions in one process each run the code that they were saved with.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST = "bundle.json"
 def load(folder: Path) -> tuple[Any, Any]:
     """Return the captioner in a bundle's folder, and the bundle's module `requests`.
 
-    One in torch is on the GPU where there is one. Raise ValueError where the files do not match the bundle's digest.
+    A captioner in torch is on the GPU if there is one. Raise ValueError if the files do not match the bundle's digest.
     """
     digest = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"]
     if digest_of_files(folder) != digest:
@@ -33,11 +33,11 @@ def load(folder: Path) -> tuple[Any, Any]:
         spec = importlib.util.spec_from_file_location(
             name, folder / "models" / "__init__.py", submodule_search_locations=[str(folder / "models")]
         )
-        assert spec is not None and spec.loader is not None  # of a file that ends in .py
+        assert spec is not None and spec.loader is not None  # true for a file that ends in .py
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    else:  # loaded from a folder that may be gone
+    else:  # loaded from a folder that may no longer exist
         sys.modules[name].__path__ = [str(folder / "models")]
     requests = importlib.import_module(f"{name}.requests")
     if (folder / "start.onnx").is_file():
@@ -49,7 +49,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def digest_of_files(folder: Path) -> str:
-    """Return the SHA-256 (hex) of the names and digests of a bundle's files, but bundle.json and Python's caches."""
+    """Return the SHA-256 (hex) of the names and digests of a bundle's files, except bundle.json and Python's caches."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     kept = [name for name in names if name.parts != (DIGEST,) and "__pycache__" not in name.parts]
     digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in kept]

@@ -1,4 +1,4 @@
-"""The part of a captioner before its decoder, where others made the grids: none, or an encoder that makes the same."""
+"""The encoder of a captioner trained on imported grids: none, or the one that computed these grids."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from models.captioner import Captioner
     from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 
-_COMPARED = 32  # photographs at most that an encoder is compared on
-_TOLERANCE = 0.05  # largest relative difference (L2) of its grid of an example from the given one
+_COMPARED = 32  # most photographs that an encoder is checked on
+_TOLERANCE = 0.05  # largest relative difference (L2) between its grid of an example and the given one
 
 
 def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
-    """Return an encoder's backbone, with its projection to `channels`; AttendError where it cannot give so many."""
+    """Return an encoder's backbone, with its projection to `channels`; AttendError if the projection does not fit."""
     backbone = load_backbone(encoder.as_grids())
     if encoder.projection is None:
         return backbone
@@ -55,9 +55,9 @@ def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
 
 
 def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArtifacts) -> None:
-    """Raise AttendError where an encoder makes other grids of its examples than are given, or there is no example.
+    """Raise AttendError if an encoder's grids of its examples differ from the given ones, or if there is no example.
 
-    Other are those whose relative difference is above `_TOLERANCE`.
+    Grids differ if their relative difference is above `_TOLERANCE`.
     """
     encoder = config.encoder
     assert encoder is not None
@@ -70,7 +70,7 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
         except ValueError as error:
             raise AttendError(f"encoder.examples: {path}: {error}") from None
         difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())
-        if not difference <= worst:  # also where it is no number
+        if not difference <= worst:  # also true for NaN
             worst, name = difference, str(path)
     if not worst <= _TOLERANCE:
         raise AttendError(
@@ -81,7 +81,7 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
 
 
 def _examples(encoder: EncoderConfig, manifest: Artifact) -> list[tuple[Path, str]]:
-    """Return photographs with the digests of the pictures that they are; AttendError where there is none."""
+    """Return the example photographs with the digests of their pictures; AttendError if there are none."""
     assert encoder.examples is not None
     folder = encoder.examples.expanduser()
     if not folder.is_dir():
@@ -104,7 +104,7 @@ def _examples(encoder: EncoderConfig, manifest: Artifact) -> list[tuple[Path, st
 
 
 def _relative(ours: Tensor, given: Tensor) -> float:
-    """Return |ours - given| / |given|; infinite where the shapes differ."""
+    """Return |ours - given| / |given|; infinite if the shapes differ."""
     if ours.shape != given.shape:
         return float("inf")
     return float((ours - given).norm() / given.norm().clamp_min(1e-9))

@@ -1,6 +1,6 @@
-"""Load a captioner from its bundle by the code saved there: this file needs neither MLflow nor torch.
+"""Load a captioner from its bundle with the code saved there; this file needs neither MLflow nor torch.
 
-A captioner that another version of attend wrote is refused by its format.
+A captioner of another format, written by another version of attend, is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from PIL import Image
 from tasks.captioner.copied_loader import DIGEST
 from tasks.common.errors import AttendError
 
-FORMAT = 4  # of config.json: raise it where this program could not use the captioners of before
+FORMAT = 4  # of config.json: raise it if this program can no longer use earlier captioners
 LOADER = "load.py"  # in a bundle: the code that loads it
 
 
 class LoadedBundle(NamedTuple):
-    """A captioner, and the module `requests` of the code that it was saved with, which answers requests for it."""
+    """A captioner, and the module `requests` of its saved code, which answers requests for it."""
 
     captioner: Any
     requests: Any
@@ -31,7 +31,7 @@ class LoadedBundle(NamedTuple):
 def kept_digest(folder: Path) -> str:
     """Return the digest in a bundle's bundle.json.
 
-    Raises OSError, ValueError, KeyError or TypeError where there is none.
+    Raises OSError, ValueError, KeyError or TypeError if there is none.
     """
     return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
 
@@ -39,7 +39,7 @@ def kept_digest(folder: Path) -> str:
 def load_bundle(folder: Path, shown: str) -> LoadedBundle:
     """Load the captioner of a bundle's folder. shown: the model's name, for messages.
 
-    Raises AttendError where files are missing or damaged, or need a package that is not installed.
+    Raises AttendError if files are missing or damaged, or need a package that is not installed.
     """
     if not ((folder / LOADER).is_file() and (folder / DIGEST).is_file()):
         raise AttendError(f"{shown}: is no whole captioner: {folder} lacks {LOADER} or {DIGEST}")
@@ -55,12 +55,12 @@ def load_bundle(folder: Path, shown: str) -> LoadedBundle:
 
 
 def check_bundle(folder: Path, shown: str) -> None:
-    """Raise AttendError where another version of attend wrote a bundle. shown: its name, for the message."""
+    """Raise AttendError if another version of attend wrote a bundle. shown: its name, for the message."""
     check_captioner(json.loads((folder / "config.json").read_text(encoding="utf-8")), shown)
 
 
 def check_captioner(config: Mapping[str, Any], shown: str) -> None:
-    """Raise AttendError where another version of attend wrote a captioner.
+    """Raise AttendError if another version of attend wrote a captioner.
 
     config: its config.json. shown: its name, for the message.
     """
@@ -73,7 +73,7 @@ def check_captioner(config: Mapping[str, Any], shown: str) -> None:
 
 
 def example() -> bytes:
-    """Return a small PNG, an example of what a captioner takes."""
+    """Return a small PNG, an example of a captioner's input."""
     file = io.BytesIO()
     Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(file, "PNG")
     return file.getvalue()

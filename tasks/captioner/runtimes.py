@@ -1,4 +1,4 @@
-"""The runtimes of a registered captioner beside torch: exported, and scored like any model before they are kept."""
+"""The runtimes of a registered captioner other than torch: exported, and scored like any model before they are kept."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tasks.grids.weights import IMPORTED
 class ExportedRuntime:
     """An exported runtime.
 
-    name: of `Runtime`. folder: with its files. metric: by which it is compared with torch; None where that does not
-    apply to these captions. score, of_torch: that score of both, in percent. same, pictures: of all captions, those
-    that are torch's. kept: whether its score falls short of torch's by no more than `registry.max_runtime_loss`.
+    name: of `Runtime`. folder: with its files. metric: for the comparison with torch; None if it does not apply to
+    these captions. score, of_torch: that score of both, in percent. same: how many of the captions, of all `pictures`,
+    equal torch's. kept: whether its score is below torch's by no more than `registry.max_runtime_loss`.
     """
 
     name: Runtime
@@ -51,9 +51,9 @@ class ExportedRuntime:
 def export_runtimes(
     captioner: Captioner, config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord, folder: Path
 ) -> list[ExportedRuntime]:
-    """Export a captioner for each runtime of `registry.runtimes` but torch, into folders of `folder`, and score them.
+    """Export a captioner for each runtime of `registry.runtimes` except torch, below `folder`, and score them.
 
-    captioner: on the CPU. scores: of the captioner in torch. Raises AttendError where it cannot be exported.
+    captioner: on the CPU. scores: of the captioner in torch. Raises AttendError if it cannot be exported.
     """
     names = [name for name in config.registry.runtimes if name != "torch"]
     exported = []

@@ -13,7 +13,7 @@ from tasks.captioner.bundle import CODE, seal
 from tasks.captioner.exported.graphs import export
 from tasks.captioner.exported.small_weights import quantise, store_as_float16
 
-# What runs the graphs: files of models/ that need no torch.
+# The code that runs the graphs: files of models/ that need no torch.
 TORCH_FREE = (
     "__init__.py",
     "captioned.py",
@@ -37,16 +37,16 @@ _PAGE = Path(__file__).with_name("page.md")
 
 
 def write_exported(captioner: Captioner, folder: Path, runtime: Runtime) -> str:
-    """Export a captioner into a new folder that needs nothing but `REQUIREMENTS`, and return the digest of its files.
+    """Export a captioner into a new folder that needs only `REQUIREMENTS`, and return the digest of its files.
 
-    runtime: any but torch. Raises AttendError where it cannot be exported.
+    runtime: any but torch. Raises AttendError if it cannot be exported.
     """
     export(captioner, folder)
     return complete(folder, runtime)
 
 
 def complete(folder: Path, runtime: Runtime) -> str:
-    """Make a folder of graphs in float32 one of a runtime, with what runs them; return the digest of its files."""
+    """Convert a folder of float32 graphs to a runtime, add the code that runs them, and return its files' digest."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["onnx"]["runtime"] = runtime
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The export of a captioner to ONNX: its encoder, and its decoder's start and step, as graphs that onnxruntime runs.
+"""The export of a captioner to ONNX: its encoder, and its decoder's start and step, as graphs for onnxruntime.
 
-What runs them is models/onnx, of which each exported folder has a copy.
+models/onnx runs them; each exported folder has a copy of it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from models.vocabulary import FORBIDDEN
 from tasks.common.errors import AttendError
 
 _ALPHAS = "alphas"
-_PICTURES, _ROWS, _WORDS = 2, 3, 2  # of the example that the graphs are traced with
-_TOLERANCE = 1e-3  # of log-probabilities: rounding in another order makes a tenth of that
+_PICTURES, _ROWS, _WORDS = 2, 3, 2  # size of the example that the graphs are traced with
+_TOLERANCE = 1e-3  # of log-probabilities; a different order of rounding causes a tenth of that
 
 
 def export(captioner: Captioner, folder: Path) -> None:
     """Write a captioner's graphs in float32, with its config and vocabulary, into a new folder.
 
-    Raises AttendError where a part of it cannot be exported, or the graphs do not compute what it computes.
+    Raises AttendError if a part of it cannot be exported, or the graphs' results differ from its own.
     """
     folder.mkdir(parents=True)
     decoder, name = captioner.decoder, captioner.config["decoder"]["name"]
@@ -64,8 +64,8 @@ def export(captioner: Captioner, folder: Path) -> None:
 class _Layout:
     """The names of the tensors of a decoder's state: one per hypothesis (`rows`), one per picture (`pictures`).
 
-    Those of an ensemble's members begin with their number. Not among them are those that no step reads, and what is
-    empty, such as the context of a decoder without attention: a graph has no inputs that it does not use.
+    Names begin with the number of the ensemble's member. Tensors that no step reads and empty ones, such as the context
+    of a decoder without attention, are left out, because a graph has no unused inputs.
     """
 
     def __init__(self, state: State | EnsembleState) -> None:
@@ -91,17 +91,17 @@ class _Layout:
         return {f"{number}.{item.name}" for number, item in found if not item.metadata.get("is_read", True)}
 
     def _without_channels(self) -> set[str]:
-        """Return the names of the tensors whose last side is 0."""
+        """Return the names of the tensors whose last dimension is 0."""
         names = [*self._names("row"), *self._names("picture")]
         return {name for name in names if _tensor(self._members, name).shape[-1] == 0}
 
     def tensors(self, state: State | EnsembleState) -> dict[str, Tensor]:
-        """Return the tensors of a state by these names."""
+        """Return the tensors of a state, by name."""
         members = state.states if isinstance(state, EnsembleState) else (state,)
         return {name: _tensor(members, name) for name in self.names}
 
     def state(self, tensors: Mapping[str, Tensor], tokens: Tensor) -> Any:
-        """Return the state of tensors by these names, for a step that reads tokens (N, R)."""
+        """Return the state made of these tensors, by name, for a step that reads tokens (N, R)."""
         empty = torch.zeros(*tokens.shape, 0, device=tokens.device)
         tensors = {**tensors, **dict.fromkeys(self._empty, empty)}
         states = []
@@ -112,7 +112,7 @@ class _Layout:
 
 
 def _tensor(members: Sequence[State], name: str) -> Tensor:
-    """Return the tensor of a name in the states of members."""
+    """Return the tensor with a name in the states of members."""
     number, _, field = name.partition(".")
     tensor: Tensor = getattr(members[int(number)], field)
     return tensor
@@ -126,7 +126,7 @@ class _Start(nn.Module):
         self.decoder, self.layout = decoder, layout
 
     def forward(self, grid: Tensor) -> tuple[Tensor, ...]:
-        # Cloned, because a graph has no two outputs that are one tensor.
+        # Cloned, because two outputs of a graph cannot be the same tensor.
         return tuple(tensor.clone() for tensor in self.layout.tensors(self.decoder.start(grid)).values())
 
 
@@ -167,7 +167,7 @@ class _Encoder(nn.Module):
 
 
 def _example_grid(captioner: Captioner) -> Tensor:
-    """Return random grids (N, h, w, C) float32 as the captioner's decoder takes them."""
+    """Return random grids (N, h, w, C) float32 for the captioner's decoder."""
     spec = captioner.config["backbone"]
     if captioner.backbone is None:
         return torch.rand(_PICTURES, *spec["shape"])
@@ -177,7 +177,7 @@ def _example_grid(captioner: Captioner) -> Tensor:
 
 
 def _example_step(captioner: Captioner, state: Any, layout: _Layout) -> tuple[dict[str, Tensor], list[dict[int, str]]]:
-    """Return example inputs of the step by their names, and the names of those of their sides that vary."""
+    """Return example inputs of the step by name, and for each input the names of its varying dimensions."""
     words = len(captioner.vocabulary)
     state = state.expand(_ROWS)
     tensors = [layout.tensors(state)]
@@ -204,7 +204,7 @@ def _write(
 ) -> None:
     """Write the graph of a module to a file.
 
-    sizes: of each input, the names of the sides that vary. what: the module, for messages. Raises AttendError where it
+    sizes: for each input, the names of its varying dimensions. what: the module, for messages. Raises AttendError if it
     cannot be exported.
     """
     dims = {name: torch.export.Dim(name) for varying in sizes for name in varying.values()}
@@ -232,7 +232,7 @@ def _write(
 
 @contextlib.contextmanager
 def quietly(*names: str) -> Iterator[None]:
-    """Silence loggers below errors, and all warnings: their advice is for those who write models."""
+    """Silence loggers below errors, and all warnings, which advise developers of models."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -247,7 +247,7 @@ def quietly(*names: str) -> Iterator[None]:
 
 
 def _add_shortlist(path: Path) -> None:
-    """Give a step's graph the outputs `likeliest` and `likeliest_words`, of as many words as the input `shortlist`."""
+    """Add the outputs `likeliest` and `likeliest_words` to a step's graph; its new input `shortlist` is their size."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -281,7 +281,7 @@ def _write_settings(captioner: Captioner, layout: _Layout, folder: Path) -> None
 
 @torch.no_grad()
 def _check(captioner: Captioner, grid: Tensor, folder: Path) -> None:
-    """Raise AttendError where the exported graphs do not compute what the captioner does, on random inputs.
+    """Raise AttendError if the results of the exported graphs differ from the captioner's on random inputs.
 
     grid (N, h, w, C) float32.
     """

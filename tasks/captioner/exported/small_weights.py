@@ -1,7 +1,7 @@
 """Smaller weights for exported graphs: float16 for all, or integers for the decoder's matrices.
 
-onnxruntime computes what is stored as float16 in float32, and products with integers by the processor's instructions
-for them, after it has rounded their inputs to 8 bits.
+onnxruntime computes with float16 weights in float32. It computes products with integer matrices by the processor's
+integer instructions, after rounding their inputs to 8 bits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 import models.onnx  # noqa: F401 -- turns off onnxruntime's telemetry
 from tasks.captioner.exported.graphs import quietly
 
-_SMALL = 1024  # weights of fewer values stay as they are
-_NARROW = 16  # matrices with fewer rows or columns too: there is little to save
+_SMALL = 1024  # weights of fewer values are not converted
+_NARROW = 16  # matrices with fewer rows or columns are not quantised: there is little to save
 
 
 def store_as_float16(folder: Path) -> None:
@@ -39,10 +39,10 @@ def store_as_float16(folder: Path) -> None:
 
 
 def quantise(folder: Path) -> None:
-    """Store the matrices of a decoder's step as integers with a scale for each channel of their results.
+    """Store the matrices of a decoder's step as integers with a scale for each output channel.
 
-    The integers have 7 bits: products of two 8-bit numbers overflow the instructions of processors without VNNI, which
-    would then say other words. What is not a matrix is stored as float16.
+    The integers have 7 bits, because products of two 8-bit numbers overflow on processors without VNNI and would change
+    the captions. Other weights are stored as float16.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -52,7 +52,7 @@ def quantise(folder: Path) -> None:
     onnx.save(model, path)
     matrices = {weight.name for weight in model.graph.initializer if min(weight.dims, default=0) >= _NARROW}
     others = [node.name for node in model.graph.node if not matrices & set(node.input)]
-    with quietly("root"):  # onnxruntime advises to simplify the graph first, which the exporter has done
+    with quietly("root"):  # onnxruntime recommends simplifying the graph first, which the exporter has done
         quantize_dynamic(
             path,
             path,
@@ -67,7 +67,7 @@ def quantise(folder: Path) -> None:
 
 
 def _transpose_weights(graph: onnx.GraphProto) -> None:
-    """Store what a graph transposes of its weights transposed: a matrix that is tied to the word embeddings is one."""
+    """Store the weights that a graph transposes in transposed form, such as a head tied to the word embeddings."""
     weights = {weight.name: weight for weight in graph.initializer}
     for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
         order = next(attribute.ints for attribute in node.attribute if attribute.name == "perm")
