@@ -1,1 +1,1 @@
-"""Stage `extract`: photographs -> grids, kept once."""
+"""Stage `extract`: photographs -> grids, stored once."""

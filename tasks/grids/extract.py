@@ -1,8 +1,8 @@
 """Stage `extract`: encode each photograph into a grid, once.
 
-In: the manifest's pictures, and the backbone's weights or those that `tune` made. Out: shards in the grid store of
-this backbone's identity, for the pictures that it does not hold yet; in the artifact, index.parquet (shard and row of
-each picture's grid), failed.parquet (photographs that cannot be decoded) and identity.json.
+In: the manifest's pictures, and the backbone's weights or those from `tune`. Out: shards in the grid store of this
+backbone's identity, for the pictures that it does not hold yet; in the artifact, index.parquet (shard and row of each
+picture's grid), failed.parquet (photographs that cannot be decoded) and identity.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.pipeline.stage import Product, Stage, Work
 
 
 class BackboneStage(Stage):
-    """A stage that makes a backbone. `extract` knows the stage `tune` only as this base class."""
+    """A stage that produces a backbone; `extract` knows the stage `tune` only by this base class."""
 
     @property
     def backbone(self) -> Product:
@@ -59,7 +59,7 @@ class Extract(Stage):
     grids: GridsConfig
     data: DatasetOptions  # only locates the photographs, so it is not part of the key
     manifest: Ingest
-    tuned: BackboneStage | None = None  # the stage that makes the backbone; None: `grids.weights` are used unchanged
+    tuned: BackboneStage | None = None  # the stage that produces the backbone; None: `grids.weights` unchanged
 
     @property
     def identity(self) -> Product:
@@ -67,7 +67,7 @@ class Extract(Stage):
         return Product(self, "identity")
 
     def failed(self, *splits: str) -> FailedAmong:
-        """Return the product that says which photographs of these splits have no grid."""
+        """Return the product of the photographs of these splits that have no grid."""
         return FailedAmong(self, "failed", self.manifest, splits)
 
     def sections(self) -> dict[str, Section]:

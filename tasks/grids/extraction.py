@@ -1,17 +1,17 @@
 """Extract grids: photographs -> batches of pixels -> grids -> shards of the store -> the index of one data set.
 
-Only pictures that the store of this backbone identity does not hold yet are decoded, a job for each shard of them:
+Only pictures that the store of this backbone identity does not hold yet are decoded, with one job per shard:
 
 - Files are read one batch ahead, while the previous batch is encoded.
 - On a CPU, decoding and the forward pass take turns, so that each has all cores; run at once, they would wait for each
   other. For a GPU, a thread decodes batches ahead into pinned memory. Decoding and resizing stay on the CPU there too,
   so that pixels are the same on every machine.
 - A thread writes a shard while the next one is encoded.
-- An executor makes the shards elsewhere. Workers write a shard's files under temporary names in the store's folder; the
-  process that holds the store's lock publishes them. So a shard that two workers made, because one was believed lost,
-  is published once, and a shard made for a run that has ended is never published.
+- An executor runs the jobs elsewhere. Workers write a shard's files under temporary names in the store's folder; the
+  process that holds the store's lock publishes them. So a shard that two workers wrote, because one was believed lost,
+  is published once, and a shard written for a run that has ended is never published.
 
-A shard's bytes depend on its job alone, not on who makes it.
+A shard's bytes depend on its job alone, not on the worker.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.pipeline.stage import PROGRESS
 from tasks.pipeline.workspace import Workspace
 
-_BATCHES_AHEAD = 2  # of those that a GPU encodes
+_BATCHES_AHEAD = 2  # decoded ahead of a GPU
 loaded_encoders: dict[str, Encoder] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class ShardJob:
-    """A job: one shard to be made.
+    """A job: one shard to extract.
 
     number: the shard's number. wanted: (digest, file) of its photographs, in order. identity: the store's identity.
-    machine: its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, if
-    there is one.
+    machine: its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, or
+    None.
     """
 
     number: int
@@ -83,7 +83,7 @@ class ShardJob:
 class MadeShard:
     """The result of a job.
 
-    draft: the shard's files; None where no photograph could be decoded. failed: the photographs that could not be.
+    draft: the shard's files; None if no photograph could be decoded. failed: the photographs that could not be decoded.
     """
 
     draft: Draft | None
@@ -103,8 +103,8 @@ Executor = Callable[[Sequence[ShardJob], Publish], None]
 class ExtractHooks:
     """The callbacks of extraction.
 
-    shards_done: called with (done, total) pictures after each shard. executor: makes the shards of all jobs elsewhere,
-    and publishes each as it is done; None to make them in this process.
+    shards_done: called with (done, total) pictures after each shard. executor: runs all jobs elsewhere, and publishes
+    each shard when it is done; None to run them in this process.
     """
 
     shards_done: Callable[[int, int], None] = lambda _done, _total: None
@@ -120,11 +120,11 @@ def bring_up_to_date(
     out: Path,
     hooks: ExtractHooks,
 ) -> Outcome:
-    """Add the pictures that the grid store of `identity` lacks to it, and write an artifact's files to `out`.
+    """Add missing pictures to the grid store of `identity`, and write an artifact's files to `out`.
 
-    files: digest -> file of the photograph. tuned: as of `ShardJob`. However this function ends, each shard is either
-    complete or absent. Raises AttendError where more than `grids.max_failed`, a share of all pictures, cannot be
-    decoded, and what `make_shards` raises.
+    files: digest -> file of the photograph. tuned: as in `ShardJob`. However this function ends, each shard is either
+    complete or absent. Raises AttendError if more than `grids.max_failed`, a share of all pictures, cannot be decoded,
+    and what `make_shards` raises.
     """
     workspace = Workspace(machine.folder)
     store = GridStore(workspace.grids, identity)
@@ -183,7 +183,7 @@ def jobs_of(
 def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progress: Path) -> list[FailedPhotograph]:
     """Add the shards of all jobs to the store; return the photographs that could not be decoded.
 
-    The caller holds the store's lock. progress: a file for how far it came, in words.
+    The caller holds the store's lock. progress: a file for the progress, in words.
     """
     failed: list[FailedPhotograph] = []
     grids, machine, tuned = jobs[0].grids, jobs[0].machine, jobs[0].tuned
@@ -215,7 +215,7 @@ def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progr
 
 
 def _shard_of_given(job: ShardJob, store: GridStore) -> MadeShard:
-    """Write a shard of grids that a data set gives in place of photographs: .npy files of (h, w, C) float16."""
+    """Write a shard of grids that a data set has in place of photographs: .npy files of (h, w, C) float16."""
     given = [np.load(io.BytesIO(read_photograph(*item)), allow_pickle=False)[None] for item in job.wanted]
     names = [name for name, _ in job.wanted]
     return MadeShard(store.draft(given, names, [(0, 0)] * len(names), job.number), [])
@@ -228,11 +228,11 @@ def make_shards(
     publish: Publish,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Make shards in this process; each is written by a thread while the next one is encoded.
+    """Run jobs in this process; a thread writes each shard while the next one is encoded.
 
-    publish: called with each shard once its files are written. advance: called with the number of photographs of each
-    batch that is encoded. Raises AttendError where the disk is full, where memory runs out, where a file is missing or
-    its content does not match its digest, and where the backbone gives values that are not finite.
+    publish: called with each shard once its files are written. advance: called with the number of photographs in each
+    encoded batch. Raises AttendError if the disk is full, memory runs out, a file is missing or does not match its
+    digest, or the backbone gives values that are not finite.
     """
     pending: Future[MadeShard] | None = None
     with decoders(jobs[0].machine) as pool, ThreadPoolExecutor(1) as thread:
@@ -240,7 +240,7 @@ def make_shards(
         def publish_pending() -> None:
             nonlocal pending
             if pending is not None:
-                made = pending.result()  # interrupted here, it is published at the end
+                made = pending.result()  # if interrupted here, it is published in `finally`
                 pending = None
                 publish(made)
 
@@ -256,7 +256,7 @@ def make_shards(
                     photographs += batch.photographs
                     failed += batch.failed
                     advance(len(batch.photographs) + len(batch.failed))
-                    if pending is not None and pending.done():  # so that a shard is kept as soon as it is written
+                    if pending is not None and pending.done():  # publish a shard as soon as it is written
                         publish_pending()
                 publish_pending()
                 pending = thread.submit(_write, store, job, slabs, photographs, failed)
@@ -272,7 +272,7 @@ class _Photograph(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A batch of a job's photographs, and the pixels, uint8 (n, 3, S, S), of those that could be decoded."""
+    """A batch of a job's photographs, and the pixels, uint8 (n, 3, S, S), of the decoded ones."""
 
     job: ShardJob
     photographs: list[_Photograph]
@@ -288,7 +288,7 @@ def _decode(jobs: Sequence[ShardJob], encoder: Encoder, pool: ThreadPoolExecutor
     for number, (job, part) in enumerate(parts, 1):
         contents = [file.result() for file in files]
         side = job.grids.image_size
-        # Channels last, and filled by the threads themselves. Pinned memory is copied to a GPU faster.
+        # Channels last, and filled by the decoding threads. Pinned memory is copied to a GPU faster.
         lines = torch.empty(len(part), side, side, 3, dtype=torch.uint8, pin_memory=encoder.device.type == "cuda")
         decode_one = functools.partial(_decode_one, job, encoder.declared.interpolation)
         outcomes = list(pool.map(decode_one, part, contents, lines.numpy()))
@@ -312,7 +312,7 @@ def _decode_one(
     except ValueError as error:
         return FailedPhotograph(name, path, str(error))
     except Exception as error:
-        if is_out_of_memory(error):  # no fault of the photograph: it is tried again in the next run
+        if is_out_of_memory(error):  # not the photograph's fault: the next run tries it again
             raise AttendError(
                 f"{path}: out of memory while it was decoded: free some, or lower machine.threads and "
                 "machine.extract_batch, and run again; finished shards are kept"
@@ -321,9 +321,9 @@ def _decode_one(
 
 
 def _encode(batch: _Batch, encoder: Encoder) -> Grids:
-    """Return the grids of a batch, float16 (n, h, w, C). Raises AttendError where a value is not finite."""
+    """Return the grids of a batch, float16 (n, h, w, C). Raises AttendError if a value is not finite."""
     on_device = encoder(batch.pixels)
-    # By their exponent, in integers: five times as fast as `isfinite`.
+    # Comparing exponents as integers is five times as fast as `isfinite`.
     infinite = ((on_device.view(torch.int16) & 0x7C00) == 0x7C00).flatten(1).any(dim=1).tolist()
     if any(infinite):
         paths = dict(batch.job.wanted)
@@ -349,7 +349,7 @@ def _write(
 
 
 def _for_workers(jobs: Sequence[ShardJob]) -> list[ShardJob]:
-    """Return jobs whose paths mean the same files on a worker: not relative ones, and none that begin with `~`."""
+    """Return jobs whose paths mean the same files on a worker: absolute, and without `~`."""
     grids, machine = jobs[0].grids, jobs[0].machine
     weights = weights_file(grids.weights)
     grids = grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
@@ -376,10 +376,9 @@ def make_shard(job: ShardJob) -> MadeShard:
 
 
 def _local_tuned_backbone(job: ShardJob) -> Artifact | None:
-    """Return the tuned backbone's artifact in this machine's workspace; None where the backbone is not tuned.
+    """Return the tuned backbone's artifact in this machine's workspace, or the job's; None if it is not tuned.
 
-    Where this workspace does not have the artifact, the job's is returned.
-    Raises AttendError where the local weights file differs from the job's.
+    Raises AttendError if the local weights file differs from the job's.
     """
     if job.tuned is not None:
         return Workspace(job.machine.folder).find("tune", job.tuned.ledger.key) or job.tuned
@@ -394,7 +393,7 @@ def _local_tuned_backbone(job: ShardJob) -> Artifact | None:
 def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | None) -> Encoder:
     """Return the encoder of the config's backbone, on this machine's device.
 
-    Raises AttendError where the backbone cannot encode pictures of `grids.image_size`.
+    Raises AttendError if the backbone cannot encode pictures of `grids.image_size`.
     """
     if machine.compile:
         prepare_compiler()

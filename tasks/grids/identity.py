@@ -12,7 +12,7 @@ from tasks.config.stages import GridsConfig
 from tasks.pipeline.ledger import digest_of
 
 FORMAT = 1  # version of the shards' file format
-# To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
+# Raise it by hand when a change to the code decodes, resizes or encodes photographs differently.
 EXTRACT_VERSION = 3
 
 
@@ -29,11 +29,11 @@ class Identity:
     version: int  # EXTRACT_VERSION: how photographs are decoded, resized and encoded
     dtype: str = "float16"
     format: int = FORMAT
-    layer: int | None = None  # of the backbone, whose output is the grid; None for the last
+    layer: int | None = None  # the backbone's layer whose output is the grid; None for the last
 
     @staticmethod
     def read(path: Path) -> Identity:
-        """Return the identity in a file; AttendError where it is damaged or of a later format."""
+        """Return the identity in a file; AttendError if it is damaged or of a later format."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             check_format(values["format"], FORMAT, str(path))
@@ -51,7 +51,7 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as they are written to disk and digested.
 
-        `layer` is left out where it is None, so that grids extracted before the field existed keep their digest.
+        `layer` is left out if it is None, so that grids extracted before the field existed keep their digest.
         """
         return {name: value for name, value in vars(self).items() if (name, value) != ("layer", None)}
 

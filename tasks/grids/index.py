@@ -1,4 +1,4 @@
-"""The artifact of `extract`: which grids of the store are those of one data set.
+"""The artifact of `extract`: the index of one data set's grids in the store.
 
 It consists of `index.parquet` (digest, shard, row), `failed.parquet` (see photographs.py) and `identity.json`.
 """
@@ -24,7 +24,7 @@ INDEX, IDENTITY = "index.parquet", "identity.json"
 def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, GridRow]) -> None:
     """Publish an artifact of `extract` again, with the same products.
 
-    rows: digest -> row, where its grids are now.
+    rows: digest -> new row of its grid.
     """
     ledger = artifact.ledger
     partial = workspace.partial(ledger.stage, ledger.key)
@@ -54,7 +54,7 @@ def write_index(out: Path, rows: dict[str, GridRow]) -> None:
 
 
 def shard_files(workspace: Workspace, store: GridStore, rows: dict[str, GridRow]) -> dict[str, FileRecord]:
-    """Return path in the workspace -> size and digest of the files of the shards that hold these rows."""
+    """Return path in the workspace -> size and digest, for the files of the shards that hold these rows."""
     numbers = {row.shard for row in rows.values()}
     records: dict[str, FileRecord] = {}
     for shard in store.shards():
@@ -70,7 +70,7 @@ def read_identity(extracted: Artifact) -> Identity:
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
-    """Return a reader, by name, of the grids of an artifact of `extract`."""
+    """Return a reader, by digest, of the grids of an artifact of `extract`."""
     store = GridStore(Workspace(machine.folder).grids, read_identity(extracted))
     if store.remote is not None:
         store.open()

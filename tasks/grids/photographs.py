@@ -41,8 +41,8 @@ def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
 def read_photograph(digest: str, path: Path) -> bytes:
     """Return the content of a photograph's file.
 
-    Raises AttendError where the file cannot be read (any more), a TransientError where that may pass, and where its
-    SHA-256 is not `digest`, because it was changed after it was ingested.
+    Raises AttendError if the file cannot be read (TransientError if that may pass), or if its SHA-256 is not `digest`
+    because it was changed after it was ingested.
     """
     try:
         data = path.read_bytes()
@@ -64,12 +64,12 @@ def write_failures(failed: Iterable[FailedPhotograph], path: Path) -> None:
 
 
 def digest_of_failed(digests: Iterable[str]) -> str:
-    """Return one digest of the set of photographs that have no grid, given by their digests."""
+    """Return one digest of the set of photographs without a grid, given by their digests."""
     return digest_of(sorted(digests))
 
 
 def digest_of_failed_in_splits(extracted: Artifact, manifest: Artifact, splits: Collection[str]) -> str:
-    """Return `digest_of_failed` of the photographs of these splits alone."""
+    """Return `digest_of_failed` of the photographs in these splits."""
     failed = pq.read_table(extracted.path / FAILED, columns=["digest"])["digest"].to_pylist()
     pictures = pq.read_table(manifest.path / MANIFEST, columns=["digest"], filters=[("split", "in", list(splits))])
     return digest_of_failed(set(failed) & set(pictures["digest"].to_pylist()))

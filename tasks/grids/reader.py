@@ -16,21 +16,21 @@ from tasks.common.errors import AttendError
 from tasks.grids.store import GridRow, Grids, GridStore, Mapped, map_shard
 
 _RESIDENT = 2**29  # bytes of grids that may be read before all mapped pages are released
-_OTHER_FILES = 256  # files that this process may open beside the shards
-_ADVISED = 2**20  # bytes per madvise call: of a longer range Linux reads no more than its read-ahead
+_OTHER_FILES = 256  # files that this process may open besides the shards
+_ADVISED = 2**20  # bytes per madvise call: Linux reads no more than its read-ahead of a longer range
 
 
 class _LazyShard:
-    """A shard that is mapped into memory on first use, and downloaded before that where it is only in the storage."""
+    """A shard that is mapped into memory on first use, after a download if it is only in the storage."""
 
     def __init__(self, store: GridStore, number: int, expected: dict[int, str]) -> None:
-        """Remember which shard to map; expected: row -> the digest that the reader's index has for it."""
+        """Store which shard to map; expected: row -> its digest in the reader's index."""
         self._store, self._number, self._expected = store, number, expected
         self._lock = Lock()
         self._mapped: Mapped | None = None
 
     def get(self) -> Mapped:
-        """Return the mapped shard. Raises AttendError where its rows hold other pictures than expected."""
+        """Return the mapped shard. Raises AttendError if its rows hold other pictures than expected."""
         with self._lock:
             mapped = self._mapped  # read once: another thread may drop it at any time
             if mapped is None:
@@ -47,7 +47,7 @@ class _LazyShard:
         return mapped
 
     def prefetch(self) -> bool:
-        """Return whether the shard is mapped; where it is not, start downloading and mapping it in the background."""
+        """Return whether the shard is mapped; if not, start downloading and mapping it in the background."""
         remote = self._store.remote
         if self._mapped is None and remote is not None:
             remote.prefetch_pool.submit(self.get)
@@ -68,7 +68,7 @@ class GridReader:
     """A reader of grids by content digest, from shards that are mapped into memory.
 
     Raises AttendError for a shard that is missing or truncated, or whose identity is not the store's: in the
-    constructor, or, where shards are downloaded from a storage, when a shard is first used.
+    constructor, or, if shards are downloaded from a storage, when a shard is first used.
     """
 
     def __init__(self, store: GridStore, rows: dict[str, GridRow]) -> None:
@@ -79,7 +79,7 @@ class GridReader:
         numbers = sorted(expected)
         self._shards = {number: _LazyShard(store, number, expected[number]) for number in numbers}
         _allow_open_files(len(numbers), store)
-        mapped_now = numbers if store.remote is None else numbers[:1]  # a storage's other shards are fetched when used
+        mapped_now = numbers if store.remote is None else numbers[:1]  # other shards in a storage are fetched on use
         shapes = {self._shards[number].get().grids.shape[1:] for number in mapped_now}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
@@ -122,7 +122,7 @@ class GridReader:
             shard.release_pages()
 
     def prefetch(self, digests: Sequence[str]) -> None:
-        """Start reading these pictures' grids from the disk, before they are needed; adjacent rows are read at once."""
+        """Start reading these pictures' grids from disk before they are needed; adjacent rows are read together."""
         size = 2 * math.prod(self.shape)
         for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
             if not self._shards[shard].prefetch():
@@ -135,7 +135,7 @@ class GridReader:
 
 
 def _allow_open_files(files: int, store: GridStore) -> None:
-    """Ensure that this process may open `files` more files, one per shard; raise AttendError where it may not."""
+    """Ensure that this process may open `files` more files, one per shard; raise AttendError if it may not."""
     needed = len(list(Path("/dev/fd").iterdir())) + files + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < needed:

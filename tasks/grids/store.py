@@ -38,8 +38,8 @@ from tasks.grids.identity import FORMAT, Identity
 from tasks.pipeline.ledger import FileRecord, canonical
 
 _PAGE = 4096
-_FETCH_ATTEMPTS = 5  # to fetch and map a shard that other processes may remove again in between
-_ABANDONED_SECONDS = 3600.0  # age at which a partial download is taken for one of a killed process
+_FETCH_ATTEMPTS = 5  # to fetch and map a shard, which other processes may remove in between
+_ABANDONED_SECONDS = 3600.0  # age from which a partial download is assumed to be a killed process's
 _REMEDY = "run `attend run` to extract its pictures again"
 _INDEX_SCHEMA = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
@@ -77,7 +77,7 @@ class Shard:
         return self.path.with_suffix(".parquet")
 
     def damage(self, verify: bool = False) -> str | None:
-        """Return a message that says what is wrong with the HDF5 file; None where it matches its record.
+        """Return a message about what is wrong with the HDF5 file; None if it matches its record.
 
         verify: check its SHA-256 too, not only its size.
         """
@@ -94,7 +94,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Draft:
-    """A complete shard that is not published: its HDF5 file under a temporary name, and its Parquet index in memory."""
+    """A complete, unpublished shard: its HDF5 file under a temporary name, and its Parquet index in memory."""
 
     shard: Shard  # as it will be published
     hdf5: Path  # the HDF5 file's path until then
@@ -110,9 +110,9 @@ class GridStore:
         self.remote = Remote.for_cache(grids.parent)
 
     def open(self) -> None:
-        """Create the folder where it does not exist, and download missing shard indexes where there is a storage.
+        """Create the folder if it does not exist, and download missing shard indexes if there is a storage.
 
-        Raises AttendError where the folder holds grids of another identity.
+        Raises AttendError if the folder holds grids of another identity.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "identity.json"
@@ -127,7 +127,7 @@ class GridStore:
                 self.remote.put(path, self._remote_name(path.name))
             missing = [name for name in remote_files if name.endswith(".parquet") and not (self.folder / name).exists()]
             get = self.remote.get
-            # list() waits for all downloads, and raises the error of one that failed.
+            # list() waits for all downloads, and raises the error of a failed one.
             list(self.remote.prefetch_pool.map(lambda name: get(self._remote_name(name), self.folder / name), missing))
 
     def _remote_name(self, *names: str) -> str:
@@ -135,14 +135,14 @@ class GridStore:
         return "/".join(("grids", self.folder.name, *names))
 
     def _remote_files(self) -> set[str]:
-        """Return the names of this store's files in the storage; the empty set where there is no storage."""
+        """Return the names of this store's files in the storage; empty if there is no storage."""
         return self.remote.names(self._remote_name()) if self.remote is not None else set()
 
     def fetch(self, shard: Shard) -> None:
         """Download a shard's HDF5 file from the storage, if there is one, unless it is intact on this machine.
 
-        The least recently used shards are removed where the cache has no room for it. Raises AttendError where the
-        storage's file is missing or damaged.
+        The least recently used shards are removed if the cache has no room for it. Raises AttendError if the storage's
+        file is missing or damaged.
         """
         if self.remote is None:
             return
@@ -170,7 +170,7 @@ class GridStore:
         return sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)
 
     def rows(self, only: Collection[int] | None = None) -> tuple[dict[str, GridRow], list[str]]:
-        """Return digest -> row of all intact shards, and a message for each of the others.
+        """Return digest -> row for all intact shards, and a message for each damaged one.
 
         only: numbers of the shards to read; None for all.
         """
@@ -203,11 +203,11 @@ class GridStore:
     def draft(
         self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]], number: int
     ) -> Draft:
-        """Write a shard's HDF5 file under a temporary name, and upload it where there is a storage.
+        """Write a shard's HDF5 file under a temporary name, and upload it if there is a storage.
 
         slabs: the shard's grids, in parts of float16 (n, h, w, C). digests: the names of the grids. sizes: (width,
-        height) of the originals. number: the shard's number. Raises AttendError where the disk has no room; whatever
-        error is raised, no file is left.
+        height) of the originals. number: the shard's number. Raises AttendError if the disk has no room. No error
+        leaves a file behind.
         """
         path = self.folder / f"shard-{number:05d}.h5"
         needed, free = sum(slab.nbytes for slab in slabs), shutil.disk_usage(self.folder).free
@@ -216,7 +216,7 @@ class GridStore:
                 f"{path}: the disk is full: {needed / 2**20:.0f} MiB are needed, {free / 2**20:.0f} are free; "
                 "make room and run again, published shards are kept"
             )
-        name = f".{number:05d}-{secrets.token_hex(4)}"  # two workers may make the same shard
+        name = f".{number:05d}-{secrets.token_hex(4)}"  # two workers may write the same shard
         hdf5 = self.folder / f"{name}.h5.tmp"
         try:
             _write_hdf5(hdf5, slabs, self.identity.digest)
@@ -233,8 +233,8 @@ class GridStore:
     def publish(self, draft: Draft) -> Shard:
         """Publish a draft as a shard of the store. The caller holds the store's lock.
 
-        Raises AttendError where the shard's number is taken, by this machine or by another one in the storage, and
-        where the draft's HDF5 file is not in this workspace.
+        Raises AttendError if the shard's number is taken, on this machine or by another machine in the storage, or if
+        the draft's HDF5 file is not in this workspace.
         """
         shard, index = draft.shard, draft.shard.index
         if index.exists():
@@ -250,7 +250,7 @@ class GridStore:
                 f"{self.remote.url}/{self._remote_name(index.name)}: another machine adds to the same grids: "
                 "run again when it has finished"
             )
-        if draft.hdf5.exists():  # the file that another machine wrote is only in the storage
+        if draft.hdf5.exists():  # another machine's file is only in the storage
             draft.hdf5.rename(shard.path)
         with write_whole(index) as temporary:
             temporary.write_bytes(draft.index)
@@ -262,8 +262,7 @@ class GridStore:
     def clean(self, verify: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and remove the files of killed writers; return a message for each damaged shard.
 
-        verify: paths of the HDF5 files whose SHA-256 is checked too, not only their size. The caller holds the store's
-        lock.
+        verify: HDF5 files whose SHA-256 is checked too, not only their size. The caller holds the store's lock.
         """
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -282,7 +281,7 @@ class GridStore:
                 damage = shard.damage(verify=shard.path in verify)
                 if damage is not None and _remote_hdf5_name(shard.record) in remote_files:
                     shard.path.unlink(missing_ok=True)
-                    continue  # it is downloaded again when it is needed
+                    continue  # it is downloaded again when needed
             except DamagedIndexError as error:
                 damage = str(error)
             if damage is not None:
@@ -308,7 +307,7 @@ def _write_hdf5(path: Path, slabs: Sequence[Grids], identity: str) -> None:
 
 
 def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: FileRecord, identity: str) -> bytes:
-    """Return the content of a shard's Parquet file; record: of its HDF5 file. identity: the identity's digest."""
+    """Return the content of a shard's Parquet file. record: of its HDF5 file. identity: the identity's digest."""
     metadata = {"format": FORMAT, "identity": identity, "size": record.size, "sha256": record.sha256}
     table = pa.table(
         {
@@ -325,7 +324,7 @@ def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: 
 
 
 def _shard_number(path: Path) -> int:
-    """Return the number in the name of a shard's file; -1 where the name has none."""
+    """Return the number in the name of a shard's file; -1 if it has none."""
     number = path.name.removeprefix("shard-").partition(".")[0]
     return int(number) if number.isascii() and number.isdecimal() else -1
 
@@ -336,7 +335,7 @@ def _remote_hdf5_name(record: FileRecord) -> str:
 
 
 def set_aside(index: Path) -> None:
-    """Rename a shard's two files to `.damaged`, index first: it no longer belongs to the store, but is not lost."""
+    """Rename a shard's two files to `.damaged`, index first, so that it leaves the store but is not lost."""
     for path in (index, index.with_suffix(".h5")):
         with contextlib.suppress(FileNotFoundError):
             path.rename(path.with_name(path.name + ".damaged"))
@@ -351,7 +350,7 @@ def remove_shard(path: Path) -> None:
 def read_shard(index: Path) -> Shard:
     """Return the shard that a Parquet index describes.
 
-    Raises DamagedIndexError where the index is damaged, and AttendError where it is of a later format.
+    Raises DamagedIndexError if the index is damaged, and AttendError if it is of a later format.
     """
     try:
         table = pq.read_table(index, page_checksum_verification=True)
@@ -378,9 +377,9 @@ class Mapped(NamedTuple):
 
 
 def map_shard(store: GridStore, number: int) -> Mapped:
-    """Map a shard into memory, after downloading it where it is only in the storage.
+    """Map a shard into memory, after downloading it if it is only in the storage.
 
-    Raises AttendError where it is missing, damaged, or of another identity than the store's.
+    Raises AttendError if it is missing, damaged, or of another identity than the store's.
     """
     index = store.folder / f"shard-{number:05d}.parquet"
     if not index.exists():
@@ -397,8 +396,8 @@ def map_shard(store: GridStore, number: int) -> Mapped:
 def _map_file(store: GridStore, shard: Shard) -> Mapped:
     """Map a shard's HDF5 file into memory.
 
-    Raises FileNotFoundError where there is a storage and the file is not on this machine (any more), and AttendError
-    where it is damaged or not of this store.
+    Raises FileNotFoundError if there is a storage and the file is not on this machine (any more), and AttendError if it
+    is damaged or not of this store.
     """
     damage = shard.damage()
     if damage is not None:

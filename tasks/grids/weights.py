@@ -1,7 +1,7 @@
 """Load a backbone's weights: torchvision's or timm's by name, a local file, or random ones by seed. Never a fallback.
 
-`grids.weights` is `torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, `imported:NAME` for grids that others
-extracted, the path of a .safetensors, .pth or .pt file, or `captioner:FOLDER`, the backbone of a captioner.
+`grids.weights` is `torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, `imported:NAME` for imported grids, the
+path of a .safetensors, .pth or .pt file, or `captioner:FOLDER`, the backbone of a captioner.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from models.backbones.base import Backbone
     from tasks.pipeline.ledger import Artifact
 
-IMPORTED = "imported"  # the backbone of grids that others made: see tasks/datasets/arrays.py
+IMPORTED = "imported"  # the backbone of imported grids: see tasks/datasets/arrays.py
 TUNED = "backbone.safetensors"  # the file of a `tune` artifact with the weights of the whole backbone
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]:
-    """Return what identifies the weights, as a stage's inputs: the SHA-256 of a file, or else `grids.weights` itself.
+    """Return the weights' identity as a stage's inputs: the SHA-256 of a file, or else `grids.weights` itself.
 
-    Raises AttendError where `grids.weights` is not valid.
+    Raises AttendError if `grids.weights` is not valid.
     """
     weights = grids.weights
     if (grids.backbone == IMPORTED) != weights.startswith("imported:"):
@@ -41,7 +41,7 @@ def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]
     if weights.startswith(CAPTIONER):
         folder = Path(weights.removeprefix(CAPTIONER))
         recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))["backbone"].get("weights")
-        if recorded is not None:  # as in the captioner's own grids, so that these are found
+        if recorded is not None:  # the same as for the captioner's own grids, so that these are reused
             return {"weights": str(recorded)}
         path = folder / TUNED
     elif weights_file(weights) is None:
@@ -53,11 +53,11 @@ def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]
 
 
 def check_backbone(grids: GridsConfig, first_block: int | None = None) -> int | None:
-    """Return the size in bytes of a picture's grid, None where the backbone is not built.
+    """Return the size in bytes of a picture's grid; None if the backbone is not built.
 
-    Raises AttendError where a run could not make grids: backbone, weights, image size, or block to be tuned. What is on
-    this machine is loaded as a run loads it. Nothing is downloaded: a server is only asked whether it has the weights.
-    first_block: the first of the backbone's blocks to be fine-tuned.
+    Raises AttendError if a run would fail on the backbone, the weights, the image size or the block to tune. Local
+    weights are loaded as in a run. Nothing is downloaded: a request only checks that a server has the weights.
+    first_block: the first of the backbone's blocks to fine-tune.
     """
     kind, _, name = grids.weights.partition(":")
     _checked_seed(grids.weights)
@@ -86,17 +86,17 @@ def check_backbone(grids: GridsConfig, first_block: int | None = None) -> int | 
 def check_needs_torch(grids: GridsConfig) -> bool:
     """Return whether `check_backbone` builds the backbone.
 
-    It need not for imported grids, nor for this project's own backbones with random weights: these take pictures of any
-    size, and the config knows how many blocks they have.
+    It does not for imported grids, nor for this project's own backbones with random weights, which take pictures of any
+    size and whose number of blocks the config knows.
     """
     is_own_and_random = grids.weights.startswith("random:") and ":" not in grids.backbone
     return grids.backbone != IMPORTED and not is_own_and_random
 
 
 def backbone_fault(grids: GridsConfig, first_block: int | None) -> tuple[str, int | None]:
-    """Return what `check_backbone` finds wrong, as text that another process can return, and what it returns.
+    """Return the error of `check_backbone` as text, which can be sent between processes, and its result.
 
-    The text is empty where nothing is wrong.
+    The text is empty if there is no error.
     """
     try:
         return "", check_backbone(grids, first_block)
@@ -105,9 +105,9 @@ def backbone_fault(grids: GridsConfig, first_block: int | None) -> tuple[str, in
 
 
 def _check_timm_download(backbone: Backbone, architecture: str) -> None:
-    """Raise AttendError where timm's weights are not on this machine, and their server does not have them.
+    """Raise AttendError if timm's weights are neither on this machine nor on their server.
 
-    Raises it also where the backbone is not timm's or names no tag.
+    Raises it also if the backbone is not timm's or names no tag.
     """
     import huggingface_hub
 
@@ -127,7 +127,7 @@ def _check_timm_download(backbone: Backbone, architecture: str) -> None:
 
 
 def _check_server(url: str, what: str) -> None:
-    """Raise AttendError where a server does not answer for a URL. what: the weights, for the message."""
+    """Raise AttendError if a server does not respond for a URL. what: the weights, for the message."""
     import urllib.request
 
     try:
@@ -143,8 +143,8 @@ def _check_server(url: str, what: str) -> None:
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
     """Return the config's backbone with the weights of `grids.weights`, or of `tuned`, an artifact of stage `tune`.
 
-    Raises AttendError where the network does not take pictures of that size, and where the weights do not fit the
-    backbone, or cannot be read or downloaded.
+    Raises AttendError if the network does not take pictures of that size, or if the weights do not fit the backbone or
+    cannot be read or downloaded.
     """
     import safetensors.torch
 
@@ -177,7 +177,7 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
 
 
 def random_backbone(grids: GridsConfig, seed: int | None = None) -> Backbone:
-    """Return the config's backbone with random weights; AttendError where there is no such, or not for that size."""
+    """Return the config's backbone with random weights; AttendError if it does not exist or not for that size."""
     import models.backbones.base as backbones
 
     try:
@@ -192,7 +192,7 @@ def random_backbone(grids: GridsConfig, seed: int | None = None) -> Backbone:
 
 
 def _checked_seed(weights: str) -> int:
-    """Return the seed of `random:SEED`, and 0 for other weights. Raises AttendError where the name is not valid."""
+    """Return the seed of `random:SEED`, and 0 for other weights. Raises AttendError if the name is not valid."""
     kind, _, rest = weights.partition(":")
     if kind == "random" and not (rest.isascii() and rest.isdecimal()):
         raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
@@ -204,13 +204,13 @@ def _checked_seed(weights: str) -> int:
 
 
 def weights_file(weights: str) -> Path | None:
-    """Return the file that `grids.weights` names; None where it is not a path."""
+    """Return the file that `grids.weights` names; None if it is not a path."""
     named = weights.startswith(WEIGHT_NAMES)
     return None if named else Path(weights).expanduser()
 
 
 def _existing_file(weights: str) -> Path:
-    """Return the path of a weights file. Raises AttendError where it has another suffix or does not exist."""
+    """Return the path of a weights file. Raises AttendError if it has another suffix or does not exist."""
     path = Path(weights).expanduser()
     if path.suffix not in _SUFFIXES:
         raise AttendError(
@@ -223,7 +223,7 @@ def _existing_file(weights: str) -> Path:
 
 
 def _file_state(weights: str) -> dict[str, Tensor]:
-    """Return the state dict in a weights file. Raises AttendError where it does not contain one."""
+    """Return the state dict in a weights file. Raises AttendError if it does not contain one."""
     import safetensors.torch
     import torch
 
@@ -247,7 +247,7 @@ def _file_state(weights: str) -> dict[str, Tensor]:
 def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, Tensor]:
     """Download the state dict of torchvision's weights `name`.
 
-    Raises AttendError as `_torchvision_weights` does, and where the download fails.
+    Raises AttendError as `_torchvision_weights` does, and if the download fails.
     """
     from urllib.error import URLError
 
@@ -261,10 +261,9 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
 
 
 def _torchvision_weights(backbone: Backbone, architecture: str, name: str) -> WeightsEnum:
-    """Return torchvision's weights `name` of a backbone, which are not downloaded yet.
+    """Return torchvision's weights `name` of a backbone, without downloading them.
 
-    Raises AttendError where there are no such weights, and where they expect another preprocessing than the backbone
-    has.
+    Raises AttendError if there are no such weights, or if they expect another preprocessing than the backbone's.
     """
     import torchvision.models
 
@@ -278,8 +277,8 @@ def _torchvision_weights(backbone: Backbone, architecture: str, name: str) -> We
         raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has no such weights, but: {known}")
     transforms = enum[name].transforms()
     required = ((tuple(transforms.mean), tuple(transforms.std)), transforms.interpolation.value)
-    # Torchvision's GoogLeNet takes pixels normalised by ImageNet's statistics, and converts them itself to the ones
-    # that its weights were trained with, which the backbone declares.
+    # Torchvision's GoogLeNet takes pixels normalised by ImageNet's statistics, and converts them to the statistics that
+    # its weights were trained with, which the backbone declares.
     statistics = IMAGENET if architecture == "googlenet" else backbone.declared.statistics
     if (statistics, backbone.declared.interpolation) != required:
         raise AttendError(
@@ -293,7 +292,7 @@ def _torchvision_weights(backbone: Backbone, architecture: str, name: str) -> We
 def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
     """Download the state dict of timm's pretrained weights.
 
-    Raises AttendError where the backbone is not timm's or names no tag, and where the download fails.
+    Raises AttendError if the backbone is not timm's or names no tag, or if the download fails.
     """
     import timm
 
@@ -308,7 +307,7 @@ def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
 
 
 def _timm_name(backbone: Backbone, architecture: str) -> str:
-    """Return the name of timm's model; AttendError where the backbone is not timm's, or names no tag."""
+    """Return the name of timm's model; AttendError if the backbone is not timm's, or names no tag."""
     if backbone.published is None or not backbone.published.startswith("timm:"):
         raise AttendError(f"grids.weights: timm:pretrained is for timm's models, and {architecture} is not one")
     name = backbone.published.removeprefix("timm:")
