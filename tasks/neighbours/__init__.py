@@ -1,1 +1,1 @@
-"""Stage `remember`: what a captioner keeps of its training pictures; and how their captions rank captions."""
+"""Stage `remember`: a captioner's memory of its training pictures; and how their captions rank captions."""

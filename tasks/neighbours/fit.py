@@ -30,7 +30,7 @@ Flags = npt.NDArray[np.bool_]
 class Fit:
     """The result of a fit.
 
-    neighbours: None where they do not help. gain: of the captions' quality, the mean over pictures.
+    neighbours: None if they do not help. gain: mean gain in the captions' quality over pictures.
     """
 
     neighbours: Neighbours | None
@@ -38,10 +38,10 @@ class Fit:
 
 
 class Candidates:
-    """The captions that neighbours may choose for pictures, and how good each is.
+    """The captions that neighbours may choose for pictures, and the quality of each.
 
-    A caption is as good as its CIDEr-D to the picture's references, or, of a data set that records facts, it is good
-    where all that it states is true.
+    The quality is the CIDEr-D against the picture's references or, in a data set that records facts, whether everything
+    that the caption states is true.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Candidates:
     ) -> None:
         """Consult the memory for each temperature.
 
-        found: the captions of each picture. near: the similar pictures to each. kept: the memory's captions. lengths:
-        that a copy may have, END counted.
+        found: the captions of each picture. near: the pictures similar to each. kept: the memory's captions. lengths:
+        allowed lengths of a copy, including END.
         """
         self._found = found
         self._consulted: dict[float, list[Consulted]] = {}
@@ -77,12 +77,12 @@ class Candidates:
         self._qualities = np.split(qualities(corpus), np.cumsum([len(own) for own in texts])[:-1])
 
     def fit(self, which: Flags) -> Fit:
-        """Return what is best for some of the pictures.
+        """Return the best settings for some of the pictures.
 
-        The default is chosen where the best of the settings is not better by more than twice the standard error of the
-        difference: of so many settings, one is better than that by chance where there are few pictures. Neighbours are
-        left out where even twice the standard error above the gain is no gain: they help nearly always, and few
-        pictures that say otherwise may do so by chance.
+        The default is chosen unless the best settings are better by more than twice the standard error of the
+        difference, because with few pictures one of so many settings looks best by chance. Neighbours are left out only
+        if the gain plus twice its standard error is not above zero, because they nearly always help, and few pictures
+        may suggest otherwise by chance.
         """
         if not which.any():
             return Fit(None, 0.0)
@@ -100,7 +100,7 @@ class Candidates:
         return Fit(best if gain + 2 * error > 0 else None, gain)
 
     def _chosen(self, neighbours: Neighbours) -> Values:
-        """Return how good the captions are that neighbours choose."""
+        """Return the quality of the captions that neighbours choose."""
         place = _TEMPERATURES.index(neighbours.temperature)
         chosen = []
         said = self._consulted[neighbours.temperature]
@@ -112,11 +112,11 @@ class Candidates:
 
 
 def copied(kept: KeptCaptions, near: LookedUp, vocabulary: Vocabulary) -> list[str]:
-    """Return what copying a caption of a similar training picture says of pictures.
+    """Return a caption copied from similar training pictures for each picture.
 
-    It is the caption most similar to the others of the most similar pictures, which needs no training (Devlin et al.
-    2015, "Exploring Nearest Neighbor Approaches for Image Captioning"), and empty where these have no whole caption
-    without unknown words.
+    It is the caption of the most similar pictures that is most similar to their others, which needs no training (Devlin
+    et al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning"). It is empty if they have no whole
+    caption without unknown words.
     """
     said = consult(kept, near, [[]] * len(near.pictures), Neighbours.temperature)
     return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in said]

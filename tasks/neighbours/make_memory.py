@@ -27,9 +27,9 @@ from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.pipeline.ledger import Artifact, Outcome
 
-PICTURES = "pictures.parquet"  # their digests, in the order of the memory
+PICTURES = "pictures.parquet"  # the pictures' digests, in the order of the memory
 _READ_AT_ONCE = 64
-_SIZE = 128  # numbers that are kept of a picture's grid, by PCA
+_SIZE = 128  # numbers kept of a picture's grid, by PCA
 
 
 def write_memory(
@@ -43,8 +43,8 @@ def write_memory(
 ) -> Outcome:
     """Write the memory of the train split's pictures to `out`.
 
-    key: of the stage. start: a captioner whose memory is kept too. Raises AttendError where no picture has a grid, and
-    where that captioner remembers no captions.
+    key: the stage's. start: a captioner whose memory is kept too. Raises AttendError if no picture has a grid, or if
+    that captioner's memory has no captions.
     """
     reader = open_grids(grids, machine)
     pictures = [picture for picture in read_captions(captions.path, "train") if picture.digest in reader]
@@ -62,19 +62,19 @@ def write_memory(
             )
         found = join_memory(before, before.captions, reader, kept, _new_ids(start.folder, captions.path))
     found.save(out)
-    others = len(found.vectors) - len(kept)  # whose photographs are not here
+    others = len(found.vectors) - len(kept)  # pictures whose photographs are not here
     pq.write_table(pa.table({"digest": [picture.digest for picture in kept] + [""] * others}), out / PICTURES)
     notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
     if start is not None:
         notes.append(f"{others:,} of the pictures are of the memory of {start.address}")
-    # The numbers differ by rounding from machine to machine, so the key stands for them.
+    # The numbers differ between machines by rounding, so the key is their digest.
     return Outcome({"pictures": key}, {"pictures": len(found.vectors)}, notes)
 
 
 def read_remembered(folder: Path) -> list[str]:
-    """Return the digests of the pictures of a memory, in its order, from the folder of the artifact.
+    """Return the digests of a memory's pictures, in its order, from the folder of the artifact.
 
-    They are empty for pictures of the memory of another captioner.
+    They are empty for pictures from another captioner's memory.
     """
     digests: list[str] = pq.read_table(folder / PICTURES)["digest"].to_pylist()
     return digests
@@ -104,7 +104,7 @@ def _mean_and_pooled(grids: GridReader, pictures: Sequence[CaptionedPicture]) ->
 
 
 def _new_ids(before: Path, now: Path) -> Ids:
-    """Return the token ids of a vocabulary by those of an earlier one; UNK for words that it lacks.
+    """Return an array that maps an earlier vocabulary's token ids to a new one's; UNK for words that it lacks.
 
     before, now: the folders of the two.
     """
@@ -117,7 +117,7 @@ def join_memory(
 ) -> Memory:
     """Return a memory of pictures, followed by those of an earlier memory, whose mean and axes are kept.
 
-    captions: of the earlier memory. words: the token ids of now, by those of the earlier memory.
+    captions: of the earlier memory. words: maps its token ids to the new ones, as `_new_ids` returns.
     """
     _, pooled = _mean_and_pooled(grids, pictures)
     vectors = _half((pooled - before.mean) @ before.basis)
@@ -135,8 +135,8 @@ def join_memory(
 def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
     """Return a memory without captions.
 
-    grid (h, w, C): the mean of the pictures' grids. pooled (M, C): their pooled grids. size: numbers of a
-    vector, fewer where the grids or the pictures have no more.
+    grid (h, w, C): the mean of the pictures' grids. pooled (M, C): their pooled grids. size: numbers of a vector; fewer
+    if the pooled grids have a lower rank.
     """
     mean = pooled.mean(axis=0)
     basis = _principal_axes(pooled - mean, size)
@@ -144,23 +144,23 @@ def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
 
 
 def _half(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return vectors as float16, or as they are where one number is too large for it."""
+    """Return vectors as float16, or unchanged if a number is too large for it."""
     return vectors if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max else vectors.astype(np.float16)
 
 
 def _principal_axes(centred: Floats, size: int) -> Floats:
-    """Return the first `size` principal axes of vectors (M, C), or all that they have: (C, D)."""
+    """Return the first `size` principal axes of vectors (M, C), or all if there are fewer: (C, D)."""
     values, axes = np.linalg.eigh(centred.T @ centred)
     rank = int((values > values[-1] * max(centred.shape) * np.finfo(np.float32).eps).sum())
     axes = axes[:, ::-1][:, : min(size, max(rank, 1))]
-    # Of an axis and its opposite, the one whose greatest number is positive.
+    # Choose the sign of each axis so that its greatest number by magnitude is positive.
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
     basis: Floats = (axes * signs).astype(np.float32)
     return basis
 
 
 class _Captions(NamedTuple):
-    """The captions of pictures, as `KeptCaptions` has them."""
+    """The captions of pictures, in the form of `KeptCaptions`."""
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[Any]
@@ -168,7 +168,7 @@ class _Captions(NamedTuple):
 
 
 def _different_captions(pictures: Sequence[CaptionedPicture]) -> _Captions:
-    """Return the captions of pictures, each different one of a picture once."""
+    """Return the captions of pictures, without a picture's repeated ones."""
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
     lengths = np.array([len(caption) for caption in captions], np.uint16)
@@ -176,5 +176,5 @@ def _different_captions(pictures: Sequence[CaptionedPicture]) -> _Captions:
 
 
 def _small(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return token ids as uint16, if all are small enough."""
+    """Return token ids as uint16 if all are small enough."""
     return tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens

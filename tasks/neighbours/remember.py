@@ -1,7 +1,7 @@
 """Stage `remember`: grids and captions of the training pictures -> the memory of a captioner.
 
-In: the grids of the train split, and its captions as token ids. Out: memory.npz (see
-models/neighbours.py), and pictures.parquet, the digests of the pictures in its order.
+In: the grids of the train split, and its captions as token ids. Out: memory.npz (see models/neighbours.py), and
+pictures.parquet, the digests of the pictures in its order.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Remember(Stage):
     memory: MemoryConfig
     grids: Extract
     captions: Tensorise
-    start: StartingPoint | None = None  # whose memory is kept too, where `memory.joined` says so
+    start: StartingPoint | None = None  # its memory is kept too if `memory.joined` is set
 
     @property
     def pictures(self) -> Product:
-        """Return the product that stands for the vectors and the captions of the pictures."""
+        """Return the product that represents the vectors and captions of the pictures."""
         return Product(self, "pictures")
 
     def sections(self) -> dict[str, Section]:
@@ -59,7 +59,7 @@ class Remember(Stage):
 
 
 def remember(config: Config, grids: Extract, captions: Tensorise) -> Remember:
-    """Return the stage that makes the memory of a captioner."""
+    """Return the stage that builds a captioner's memory."""
     return Remember(
         machine=config.machine, memory=config.memory, grids=grids, captions=captions, start=config.starting_point
     )
