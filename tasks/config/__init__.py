@@ -1,1 +1,1 @@
-"""What a run depends on: sections, presets, and what this machine is."""
+"""The config of a run: its sections, the presets, and the properties of this machine."""

@@ -115,7 +115,7 @@ class DecoderConfig(Section):
             )
         if self.first_state == "linear" and not issubclass(member.options, ShowAttendTellOptions):
             raise ValueError(f"first_state: that of {self.name} has no tanh to leave out: set first_state to grid")
-        self.resolved()  # whose rules are in models/options.py
+        self.resolved()  # raises by the rules in models/options.py
         return self
 
     def _given(self) -> dict[str, Any]:
@@ -131,6 +131,6 @@ class DecoderConfig(Section):
         return asdict(self.resolved())
 
     def key_part(self) -> dict[str, Any]:
-        """Return the fields on which a key depends, defaults resolved: a default that changes makes training stale."""
+        """Return the fields that enter the key, defaults resolved, so that a changed default makes training stale."""
         resolved = {name: value for name, value in self.options().items() if value is not None}
         return {**super().key_part(), **resolved}

@@ -1,4 +1,4 @@
-"""The device that this machine computes on, its native precision, and the compiler that torch.compile needs."""
+"""The device to compute on, its native precision, and the compiler that torch.compile needs."""
 
 import functools
 import os
@@ -15,16 +15,16 @@ from tasks.config.machine import MachineConfig
 Precision = Literal["float32", "bfloat16"]
 # bfloat16 takes half of float32's time where it is native, and at least twice its time where it is emulated.
 _COST_IF_EMULATED = 1.0
-# Of the matrix products timed: each takes 0.4 ms in float32, and 25 ms where bfloat16 is emulated.
+# Size of the timed matrix products: each takes 0.4 ms in float32, and 25 ms in emulated bfloat16.
 _ROWS, _WIDTH, _ROUNDS = 128, 512, 7
 
 
 def prepare_compiler() -> None:
-    """Make torch.compile ready for this processor; AttendError where it would find no C++ compiler.
+    """Prepare torch.compile for this processor; AttendError if there is no C++ compiler.
 
-    Compiled kernels are kept on disk in a folder for each instruction set. Torch's own folder is one for all, and a
-    kernel that was compiled for one gives wrong numbers on another, or corrupts memory where oneDNN lays weights out
-    otherwise. A folder that TORCHINDUCTOR_CACHE_DIR names is left alone.
+    Compiled kernels are cached on disk in a separate folder for each instruction set. Torch's own folder is shared by
+    all, but a kernel compiled for one gives wrong numbers on another, or corrupts memory if oneDNN uses another layout
+    of weights. A folder set by TORCHINDUCTOR_CACHE_DIR is used unchanged.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
 
@@ -42,7 +42,7 @@ def prepare_compiler() -> None:
 def device_of(machine: MachineConfig) -> torch.device:
     """Set torch's number of threads from the config and return the config's device.
 
-    Raises AttendError where the config asks for a GPU and torch can use none.
+    Raises AttendError if the config requires a GPU and torch can use none.
     """
     if machine.threads:
         torch.set_num_threads(machine.threads)
@@ -54,14 +54,14 @@ def device_of(machine: MachineConfig) -> torch.device:
 
 
 def native_precision(device: torch.device) -> Precision:
-    """Return bfloat16 where the device computes it faster than float32, else float32."""
+    """Return bfloat16 if the device computes it faster than float32, else float32."""
     return "bfloat16" if bfloat16_cost(device) < _COST_IF_EMULATED else "float32"
 
 
 def warn_if_emulated(device: torch.device, section: str) -> None:
-    """Print how much slower bfloat16 is than float32 where the device only emulates it.
+    """Warn how much slower bfloat16 is than float32 if the device only emulates it.
 
-    section: the section of the config that asks for bfloat16.
+    section: the section of the config that sets bfloat16.
     """
     cost = bfloat16_cost(device)
     if cost >= _COST_IF_EMULATED:
@@ -75,9 +75,9 @@ def warn_if_emulated(device: torch.device, section: str) -> None:
 def bfloat16_cost(device: torch.device) -> float:
     """Return the time of a matrix product in bfloat16 divided by its time in float32, each the fastest of a few.
 
-    A processor without bfloat16 emulates it, tens of times slower than float32. Its name and flags do not tell what
-    will be used, because environment variables and libraries restrict the instruction set. So both are timed.
-    A GPU is not timed but judged by its compute capability: 0.5 from 8.0 on, the first with bfloat16, else 2.
+    A processor without bfloat16 emulates it, tens of times slower than float32. Its name and flags do not show what
+    will be used, because environment variables and libraries restrict the instruction set, so both are timed. For a
+    GPU, the cost depends on its compute capability: 0.5 from 8.0 on, the first with bfloat16, else 2.
     """
     if device.type == "cuda":
         return 0.5 if torch.cuda.get_device_capability(device) >= (8, 0) else 2.0
@@ -85,7 +85,7 @@ def bfloat16_cost(device: torch.device) -> float:
     weights = {dtype: torch.ones(_WIDTH, _WIDTH, dtype=dtype) for dtype in best}
     inputs = {dtype: torch.ones(_ROWS, _WIDTH, dtype=dtype) for dtype in best}
     with torch.inference_mode():
-        for _ in range(_ROUNDS):  # the precisions take turns, so that other programs disturb both alike
+        for _ in range(_ROUNDS):  # the precisions take turns, so that other programs disturb both equally
             for dtype, weight in weights.items():
                 start = time.perf_counter()
                 inputs[dtype] @ weight

@@ -69,7 +69,7 @@ class MachineConfig(Section):
         """Return the workspace's URL or absolute path, which is the same from every folder."""
         if "://" in self.workspace:
             return self.workspace
-        remote = Remote.for_cache(self.folder)  # the config may name the folder that is the cache of a URL
+        remote = Remote.for_cache(self.folder)  # the config may name a folder that is the cache of a URL
         return str(self.folder) if remote is None else remote.url
 
     @property

@@ -1,4 +1,4 @@
-"""The reference of a config's settings, from the sections themselves: for `attend settings` and docs/settings.md."""
+"""The reference of a config's settings, generated from its sections, for `attend settings` and docs/settings.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABOUT = {"data.adapter": "format of the data set; the settings below are of thi
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting. default: as YAML; empty where it is not set by default, None where it must be given."""
+    """A setting. default: as YAML; empty if it is not set by default, None if it is required."""
 
     name: str
     type: str
@@ -73,7 +73,7 @@ def _default(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
     default = field.get_default()
-    if default is None or field.default_factory is not None:  # it is computed, as the description says
+    if default is None or field.default_factory is not None:  # computed, as its description says
         return ""
     if isinstance(default, bool):
         return str(default).lower()

@@ -1,7 +1,8 @@
-"""The config of a run: one frozen section a stage.
+"""The config of a run: one frozen section per stage.
 
-A section holds only what changes the results of its stage. Where the pictures lie, the device and the number of workers
-change no result: such fields are marked `NotInKey()` or belong to the section `machine`, and never enter a stage's key.
+A section holds only what changes the results of its stage. The location of the pictures, the device and the number of
+workers change no result: such fields are marked `NotInKey()` or belong to the section `machine`, and never enter a
+stage's key.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from tasks.datasets.base import DatasetOptions
 from tasks.metrics import METRICS
 
 _DATASET: TypeAdapter[DatasetOptions] = TypeAdapter(Dataset)
-_DESPITE_CONTRADICTIONS = "despite contradictions"  # a context of validation
+_DESPITE_CONTRADICTIONS = "despite contradictions"  # a validation context
 
 
 class ContradictionError(ValueError):
-    """Sections of a config that contradict each other, in a message each."""
+    """An error for sections of a config that contradict each other, with one message per contradiction."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__("; ".join(found))
@@ -93,7 +94,7 @@ class Config(Checked):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield what is wrong where two sections contradict each other."""
+        """Yield a message for each contradiction between two sections."""
         for name, section in (("tuning", self.tuning), ("self_critical", self.self_critical)):
             for field in () if section is None else section.SHARED:
                 if getattr(section, field) != getattr(self.training, field):
@@ -120,7 +121,7 @@ class Config(Checked):
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             yield (f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         yield from self._contradictions_of_given_grids()
-        if self.tuning is not None and not self.grids.backbone.startswith("timm:"):  # whose blocks timm itself names
+        if self.tuning is not None and not self.grids.backbone.startswith("timm:"):  # timm itself defines the blocks
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:
                 has = f"has {blocks} blocks" if blocks else "does not say which blocks it has"
@@ -133,7 +134,7 @@ class Config(Checked):
         yield from self._contradictions_of_data()
 
     def _contradictions_of_start(self) -> Iterator[str]:
-        """Yield what does not go together with where training starts."""
+        """Yield contradictions with the starting point of training."""
         if self.tuning is not None and self.training.start_from == CHAMPION:
             yield (
                 "training.start_from: a champion whose backbone was fine-tuned is no start for a frozen one: leave "
@@ -150,7 +151,7 @@ class Config(Checked):
             yield "memory.joined: the captions that are kept need their words: set captions.vocabulary=joined"
 
     def _contradictions_of_data(self) -> Iterator[str]:
-        """Yield what does not go together in the section of the data set."""
+        """Yield contradictions within the section of the data set."""
         for field in ("weight", "split"):
             if getattr(self.data, field) != type(self.data).model_fields[field].default:
                 yield f"data.{field}: is for the data sets of data.sources: leave it out"
@@ -158,7 +159,7 @@ class Config(Checked):
             yield "data.dev_share and data.test_share: together they leave nothing to train on"
 
     def _contradictions_of_given_grids(self) -> Iterator[str]:
-        """Yield what does not go together with grids that others made."""
+        """Yield contradictions with imported grids."""
         if self.data.has_grids and self.grids.backbone != "imported":
             yield (
                 f"data.adapter: {self.data.model_dump()['adapter']} has grids and no photographs: set "
@@ -176,7 +177,7 @@ class Config(Checked):
 
     @property
     def encoding(self) -> GridsConfig | None:
-        """Return how the registered model encodes photographs; None where it takes grids in place of them."""
+        """Return how the registered model encodes photographs; None if it takes grids in place of them."""
         if self.grids.backbone != "imported":
             return self.grids
         return None if self.encoder is None else self.encoder.as_grids()
@@ -194,16 +195,16 @@ def _no_captioner(start_from: str, _store: str | None, _workspace: Path) -> Star
 def load(preset_or_file: str, overrides: Sequence[str] = (), find: Find = _no_captioner) -> Config:
     """Return the config of a preset or YAML file with `section.field=value` overrides merged over it.
 
-    find: finds the captioner that training starts from, where the config names one. Raises AttendError for an unknown
-    preset, a file that is not a mapping, or any value refused.
+    find: finds the captioner that training starts from, if the config names one. Raises AttendError for an unknown
+    preset, a file that is not a mapping, or an invalid value.
     """
     return validate(with_starting_point(values_of(preset_or_file, overrides), find), preset_or_file)
 
 
 def validate(values: dict[str, Any], where: str) -> Config:
-    """Return the Config of `values`; AttendError names the first field refused and the closest known one.
+    """Return the Config of `values`; AttendError names the first invalid field and the closest known one.
 
-    where: the preset or file that the values are from, for the message.
+    where: the preset or file of the values, for the message.
     """
     try:
         return Config.model_validate(values)
@@ -214,10 +215,10 @@ def validate(values: dict[str, Any], where: str) -> Config:
 def refusals(
     preset_or_file: str, overrides: Sequence[str] = (), find: Find = _no_captioner
 ) -> tuple[list[str], Config | None]:
-    """Return all that is wrong with a config, and the config without the fields at fault; None where it has no sense.
+    """Return all errors of a config, and the config without the invalid fields, or None if that is not possible.
 
-    A field that is refused is left out, so that what is wrong with the others is found too. Raises AttendError for an
-    unknown preset, and a file that is not a mapping.
+    Invalid fields are left out so that the errors of the others are found too. Raises AttendError for an unknown preset
+    and a file that is not a mapping.
     """
     try:
         given = values_of(preset_or_file, overrides)
@@ -240,7 +241,7 @@ def refusals(
             if all(_field(item) in removed for item in items):  # they cannot be removed
                 return found, None
             for item in items:
-                if _field(item) not in removed:  # otherwise it is missing because it was refused
+                if _field(item) not in removed:  # otherwise it is missing because it was invalid
                     found += _refusal(item)
                 if item["type"] == "missing":
                     return found, None
@@ -251,7 +252,7 @@ def refusals(
 
 
 def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetOptions | None:
-    """Return the section `data` of a config whose other sections are not valid; None where it is not valid itself."""
+    """Return the section `data` of a config whose other sections may be invalid; None if it is invalid itself."""
     try:
         return _DATASET.validate_python(resolve_preset(values_of(preset_or_file, overrides)).get("data"))
     except (ValueError, AttendError):
@@ -259,9 +260,9 @@ def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetO
 
 
 def _field(item: ErrorDetails) -> str:
-    """Return the dotted name of a field that pydantic refuses, whose location names the adapter too."""
+    """Return the dotted name of a field that pydantic refuses, without the adapter in its location."""
     path = [str(part) for part in item["loc"]]
-    for place in (1, 3):  # of the adapter of `data`, and then of that of one of data.sources
+    for place in (1, 3):  # the adapter of `data`, then that of one of data.sources
         if path[:1] == ["data"] and path[place : place + 1] and path[place] in ADAPTERS:
             del path[place]
     return ".".join(path)
@@ -277,12 +278,12 @@ def _remove(values: dict[str, Any], field: str) -> None:
 
 
 def _misspelt_first(item: ErrorDetails) -> bool:
-    """Return the key that sorts unknown fields first: a misspelt one is also missing, and the spelling is the cause."""
+    """Return a sort key that puts unknown fields first: a misspelt field is also missing, and its spelling is why."""
     return item["type"] != "extra_forbidden"
 
 
 def _refusal(item: ErrorDetails) -> list[str]:
-    """Return a line about a field refused, or one for each contradiction between sections."""
+    """Return a line about an invalid field, or one for each contradiction between sections."""
     field = _field(item)
     path = field.split(".")
     contradiction = item.get("ctx", {}).get("error")
@@ -305,7 +306,7 @@ def _refusal(item: ErrorDetails) -> list[str]:
     return [f"{field}: {message}{given}" if field else message]
 
 
-# What adapters are called elsewhere.
+# Other names of adapters.
 _OTHER_NAMES = {
     **dict.fromkeys(("csv", "tsv", "parquet", "json"), "table"),
     **dict.fromkeys(("folder", "image_folder", "jsonl", "metadata"), "imagefolder"),
@@ -314,7 +315,7 @@ _OTHER_NAMES = {
     "flickr": "flickr8k",
     "mscoco": "coco",
 }
-# What pydantic says otherwise.
+# In place of pydantic's messages.
 _PLAIN = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "is no number"),
@@ -326,9 +327,9 @@ _PLAIN = {
 
 
 def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]:
-    """Return the names of the fields of the section at `path`; of the config itself where that is empty.
+    """Return the names of the fields of the section at `path`; of the config itself if `path` is empty.
 
-    location: pydantic's location of the error, which names the adapter too.
+    location: pydantic's location of the error, which includes the adapter.
     """
     if not path:
         return list(Config.model_fields)
@@ -341,6 +342,6 @@ def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]
 
 
 def section_of(field: FieldInfo) -> Any:
-    """Return the class of the section that a field of the config holds; None where it holds none."""
+    """Return the class of the section that a field of the config holds; None if it holds none."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)

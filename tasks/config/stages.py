@@ -22,7 +22,7 @@ NLTK_TOKENISERS = {
     "toktok": "ToktokTokenizer",
     "tweet": "TweetTokenizer",
 }
-# Tokeniser -> how its tokens are joined: see models/vocabulary.py.
+# Tokeniser -> how its tokens are joined, see models/vocabulary.py.
 TOKENISERS = {
     **dict.fromkeys(NLTK_TOKENISERS, "spaces"),
     "unicode": "script",
@@ -102,7 +102,7 @@ class EncoderConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> EncoderConfig:
-        self.as_grids()  # whose own checks refuse an unknown backbone
+        self.as_grids()  # its checks refuse an unknown backbone
         return self
 
     def as_grids(self) -> GridsConfig:
@@ -244,14 +244,14 @@ class EvaluationConfig(Section):
     @field_validator("neighbours", mode="before")
     @classmethod
     def _read_off(cls, neighbours: Any) -> Any:
-        """Return `off` for the boolean that YAML reads it as."""
+        """Return `off` for False, because YAML reads `off` as a boolean."""
         return "off" if neighbours is False else neighbours
 
     @model_validator(mode="after")
     def _check(self) -> EvaluationConfig:
         for name in self.metrics:
             check_known(name, "metric", METRICS)
-        self.decoding()  # its rules stand there
+        self.decoding()  # raises by the rules of Decoding
         return self
 
     def decoding(self) -> Decoding:

@@ -23,7 +23,7 @@ _REMEDY = "leave it out, because training starts from that captioner"
 class StartingPoint:
     """A captioner on this machine.
 
-    address: `models:/NAME/VERSION`, or a folder or URL, for people. folder: its bundle for torch. digest: of all its
+    address: `models:/NAME/VERSION`, or a folder or URL, for display. folder: its bundle for torch. digest: of all its
     files.
     """
 
@@ -37,13 +37,13 @@ class StartingPoint:
         return saved
 
     def origin(self) -> dict[str, Any]:
-        """Return what a captioner that starts from this one records: address, digest, and its own starting point."""
+        """Return what a captioner trained from this one records: address, digest, and this one's starting point."""
         return {"address": self.address, "digest": self.digest, "started_from": self.config().get("started_from")}
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of `grids`, `decoder` and `captions` with which it was trained.
+        """Return the settings of `grids`, `decoder` and `captions` that it was trained with.
 
-        Of a captioner that takes grids, `grids` is empty. Raises AttendError for one that no training can start from.
+        `grids` is empty for a captioner that takes grids.
         """
         saved = self.config()
         backbone, decoder = saved["backbone"], saved["decoder"]
@@ -66,12 +66,12 @@ Find = Callable[[str, str | None, Path], StartingPoint]
 def with_starting_point(values: dict[str, Any], find: Find) -> dict[str, Any]:
     """Return a config's values with those of the captioner that training starts from, if it names one.
 
-    They replace those of the config's `preset`. Raises AttendError where the config's own values contradict them.
+    They replace those of the config's `preset`. Raises AttendError if the config's own values contradict them.
     """
     try:
         resolved = resolve_preset(values)
     except ValueError:
-        return values  # which the validation refuses
+        return values  # validation refuses them
     training = resolved.get("training")
     training = training if isinstance(training, dict) else {}
     address = training.get("start_from")
@@ -93,7 +93,7 @@ def with_starting_point(values: dict[str, Any], find: Find) -> dict[str, Any]:
 
 
 def _check_own(own: Mapping[str, Mapping[str, Any]], sections: Mapping[str, Mapping[str, Any]], address: str) -> None:
-    """Raise AttendError for a value of the config that the captioner at an address has otherwise."""
+    """Raise AttendError if a value of the config differs from that of the captioner at an address."""
     for section, theirs in sections.items():
         for name, value in theirs.items():
             may_differ = name == "max_tokens" or name.startswith("dropout_")

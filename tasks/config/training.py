@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tasks.common.section import Section
 
-# The fields that the later stages take from `training`: they are set there, and there alone.
+# The fields that the later stages take from `training`; they can be set only there.
 _SHARED = ("warmup_steps", "clip_norm", "patience", "precision", "seed")
 _Score = Literal["bleu4", "meteor", "cider", "mean", "likelihood"]
 _ABOUT_SELECT = (

@@ -23,8 +23,8 @@ def presets() -> dict[str, Path]:
 def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the values of a preset or YAML file with `section.field=value` overrides merged over them.
 
-    The key `preset` stays in the values, for `resolve_preset` to resolve. Raises AttendError for an unknown preset, a
-    file that is missing or not a mapping in YAML, and an override of another form.
+    The key `preset` stays in the values for `resolve_preset`. Raises AttendError for an unknown preset, a file that is
+    missing or not a mapping in YAML, and a malformed override.
     """
     known = presets()
     path = Path(preset_or_file)
@@ -51,8 +51,8 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
 def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the values merged over those of their `preset`: a known preset or a YAML file, which may have one too.
 
-    ancestors: the presets that led here. Raises ValueError where `preset` is not a name, is unknown or missing, or
-    leads back to itself; AttendError for a file that is not a mapping in YAML.
+    ancestors: the presets that led here. Raises ValueError if `preset` is not a name, is unknown or missing, or is
+    based on itself; AttendError for a file that is not a mapping in YAML.
     """
     values = dict(values)
     preset = values.pop("preset", None)
@@ -76,16 +76,16 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
     base = resolve_preset({"name": path.stem, **_read_with_paths(path)}, (*ancestors, preset))
     theirs, own = base.get("data"), values.get("data")
     if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
-        base = {**base, "data": {}}  # settings of an adapter mean nothing to another
+        base = {**base, "data": {}}  # an adapter's settings do not apply to another
     return merged(base, values)
 
 
-CAPTIONER = "captioner:"  # begins `grids.weights` that are those of a captioner's folder
-WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:", CAPTIONER)  # beginnings of weights that are no path
+CAPTIONER = "captioner:"  # prefix of `grids.weights` that names a captioner's folder
+WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:", CAPTIONER)  # prefixes of weights that are not a path
 _NO_PATHS = (*WEIGHT_NAMES, "models:/")
 CHAMPION = "champion"  # the value of `training.start_from` that names the model's own champion
 _START_FROM = ("training", "start_from")
-# Fields that hold a path (`*`: of each entry); in a YAML file a relative one is relative to that file.
+# Fields that hold a path (`*`: in each entry); in a YAML file, relative paths are relative to that file.
 _PATHS = (
     ("data", "path"),
     ("data", "images"),
@@ -105,7 +105,7 @@ _PATHS = (
 
 
 def _read_with_paths(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, the relative paths in it made absolute; AttendError where it holds none."""
+    """Return the mapping in a YAML file, with its paths made absolute; AttendError if it holds no mapping."""
     values, folder = _read(path), path.expanduser().absolute().parent
     training = values.get("training")
     starts_from_champion = isinstance(training, dict) and training.get("start_from") == CHAMPION
@@ -119,7 +119,7 @@ def _read_with_paths(path: Path) -> dict[str, Any]:
 
 
 def _with_absolute_path(values: Any, field: Sequence[str], folder: Path) -> Any:
-    """Return nested values in which the field, where it is a relative path, is one below `folder`."""
+    """Return nested values in which the field, if it is a relative path, is joined to `folder`."""
     if not field:
         is_path = isinstance(values, str) and not (values.startswith(("~", *_NO_PATHS)) or "://" in values)
         return str(folder / values) if is_path else values
@@ -130,7 +130,7 @@ def _with_absolute_path(values: Any, field: Sequence[str], folder: Path) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; AttendError where the file holds none."""
+    """Return the mapping in a YAML file; AttendError if it holds none."""
     try:
         values = _parse(path.read_text(encoding="utf-8"), str(path))
     except AttendError:
@@ -145,13 +145,13 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-_DEEPEST = 20  # levels of a config; reading them takes PyYAML the square of their number
+_DEEPEST = 20  # most levels of a config; PyYAML's time grows with the square of their number
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key that a mapping has twice, numbers not in plain digits, and very deep nesting.
+    """A loader that refuses repeated keys in a mapping, numbers not in plain digits, and very deep nesting.
 
-    Its AttendErrors begin with `name`, which PyYAML has for the place of the text.
+    Its AttendErrors begin with `name`, PyYAML's attribute for the source of the text.
     """
 
     depth = 0
@@ -191,15 +191,15 @@ class _Loader(yaml.SafeLoader):
 
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
-# No setting is a date, but a folder may be named by one.
+# No setting is a date, but a folder's name may be one.
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
 
 
 def _parse(text: str, where: str) -> Any:
     """Return the value of a YAML text; AttendError for what `_Loader` refuses.
 
-    Raises what PyYAML raises for what is no YAML: YAMLError, and other errors for odd scalars. where: the file or
-    override, for the message.
+    Raises PyYAML's errors for invalid YAML: YAMLError, and other errors for odd scalars. where: the file or override,
+    for the message.
     """
     loader = _Loader(text)
     loader.name = where
@@ -207,13 +207,13 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _parse_override(text: str) -> dict[str, Any]:
-    """Return `section.field=value` as nested mappings, the value read as YAML; AttendError for another form."""
+    """Return `section.field=value` as nested mappings, with the value read as YAML; AttendError if malformed."""
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise AttendError(f"{text}: an override must have the form section.field=value")
     try:
         tree: Any = _parse(value, text)
-    except (yaml.YAMLError, ValueError, AttributeError):  # it is a text, then
+    except (yaml.YAMLError, ValueError, AttributeError):  # take it as text
         tree = value
     for part in reversed(path.split(".")):
         tree = {part: tree}
@@ -222,7 +222,7 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `over` in place of its own; mappings in both are merged in the same way."""
+    """Return `base` with its values replaced by those of `over`; mappings in both are merged recursively."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
