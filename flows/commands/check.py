@@ -1,4 +1,4 @@
-"""`attend check`: print all that would stop or spoil a run."""
+"""`attend check`: print everything that would stop or spoil a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tasks.common.wording import counted, counted_by_split, kind_of
 if TYPE_CHECKING:
     from flows.preflight import Problem, Verdict
 
-_SHOWN = 100  # kinds of findings that are printed
-_EXAMPLES = 3  # findings of one kind that are printed
+_SHOWN = 100  # kinds of findings printed
+_EXAMPLES = 3  # findings printed per kind
 
 
 def check(
@@ -52,7 +52,7 @@ def check(
 
 
 def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
-    """Print the findings, the errors first, and what was looked at."""
+    """Print the findings, errors first, and what was checked."""
     for kind, colour in (("error", "red"), ("warning", "yellow")):
         groups: dict[tuple[str, str], list[Problem]] = {}
         for finding in verdict.findings:

@@ -1,4 +1,4 @@
-"""`attend`: the command line. Heavy imports are inside the commands, so that `attend --help` answers at once."""
+"""`attend`: the command line. Heavy imports are inside the commands, so that `attend --help` is fast."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def up(
     from flows.operations.worker import become_worker
 
     if config is not None:
-        machine = load(config, []).machine  # refused here, and not in the night
+        machine = load(config, []).machine  # an invalid config fails here, not in a scheduled run
         is_set = "workspace" in machine.model_fields_set and "://" not in machine.workspace
         if is_set and machine.folder.resolve() != workspace.resolve():
             raise AttendError(f"{config}: its workspace is {machine.folder}: add --workspace {machine.folder}")
@@ -266,9 +266,9 @@ def ui(
 
 @contextmanager
 def _leading(device: str) -> Iterator[bool]:
-    """Yield whether this process leads, and so runs the pipeline.
+    """Yield whether this process leads, and therefore runs the pipeline.
 
-    A process that torchrun started as a follower does its part before this yields False.
+    A follower started by torchrun does its part before this yields False.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
@@ -286,9 +286,9 @@ def _leading(device: str) -> Iterator[bool]:
 def _run(
     config: Config, preset: str, overrides: list[str], until: str, verify: bool = False, quiet: bool = False
 ) -> Plan:
-    """Show the plan, carry it out, and return it.
+    """Show the plan, run it, and return it.
 
-    config: what `preset` and `overrides` give.
+    config: the config of `preset` and `overrides`.
     """
     from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import run as run_stages
@@ -312,7 +312,7 @@ def _run(
                     typer.echo(computes)
                 run_stages(config, plan, preset, overrides, quiet)
             else:
-                if until == "evaluate":  # MLflow may have lost it since, or may be another one
+                if until == "evaluate":  # MLflow may have lost it, or be another store
                     from flows.unregistered import log_evaluation
 
                     log_evaluation(config, plan)
@@ -366,9 +366,9 @@ def main() -> None:
 
 
 def _original_message(error: BaseException) -> str | None:
-    """Return the message of the AttendError that this error hides; None where there is none.
+    """Return the message of the AttendError that this error hides; None if there is none.
 
-    MLflow and Prefect may raise errors of their own while they record the run that an AttendError ended.
+    MLflow and Prefect may raise errors of their own while recording a run that an AttendError ended.
     """
     while (earlier := error.__cause__ or error.__context__) is not None:
         if isinstance(earlier, AttendError):

@@ -1,4 +1,4 @@
-"""The summary that `attend demo` prints when it is done."""
+"""The summary that `attend demo` prints at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTH = 32  # of a picture on the terminal, in characters
 
 
 def show(config: Config, results: Mapping[str, Artifact]) -> None:
-    """Print the held-out scores, three captioned pictures, the model's address and what to try next.
+    """Print the held-out scores, three captioned pictures, the model's address and the next commands to try.
 
     results: the artifacts of all stages, by kind.
     """
@@ -63,7 +63,7 @@ def show(config: Config, results: Mapping[str, Artifact]) -> None:
 
 
 def _as_half_blocks(path: Path) -> Text:
-    """Return a picture drawn with half-block characters, two pixels (one above the other) in each."""
+    """Return a picture drawn with half-block characters, each showing two pixels, one above the other."""
     with Image.open(path) as image:
         small = image.convert("RGB").resize((_WIDTH, _WIDTH), Image.Resampling.BOX)
     text = Text()

@@ -1,4 +1,4 @@
-"""`attend forget`: remove photographs, and what was made from them, from a workspace."""
+"""`attend forget`: remove photographs, and everything derived from them, from a workspace."""
 
 from __future__ import annotations
 

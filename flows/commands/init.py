@@ -1,4 +1,4 @@
-"""`attend init`: look at a folder or file of captioned pictures, and write a config that reads it."""
+"""`attend init`: examine a folder or file of captioned pictures, and write a config that reads it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from tasks.data.survey import Survey
     from tasks.datasets.base import DatasetOptions
 
-_FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
-_FEW = 1_000  # pictures, below which a person is told not to expect much
-_NEW = 0.5  # share of the words of held-out captions that train does not have, above which a line says so
-_HELD_OUT = 45  # pictures of a test split, of which chance takes some: 30 are needed to replace a champion
-# Of adapters that read the files of a known captioner: the preset of it. Of others it is USUAL.
+_FEWEST = 20  # pictures: with fewer, one of three splits may be empty, and scores are meaningless
+_FEW = 1_000  # pictures: with fewer, a line warns that captions will be rough
+_NEW = 0.5  # warn if train lacks a larger share of the words of held-out captions
+_HELD_OUT = 45  # pictures of a test split; replacing a champion needs 30, and chance may leave fewer than intended
+# Adapter that reads the files of a known captioner -> that captioner's preset; for the others it is USUAL.
 _PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
-_UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
+_UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed
 _LINES = 3  # sample rows
-_KINDS = 3  # of invalid rows that are printed
-_KNOWN = 0.5  # share of the words that a captioner knows, below which a line says so
-_LISTED = 10  # files that are not read
+_KINDS = 3  # kinds of invalid rows printed
+_KNOWN = 0.5  # warn if a captioner knows a smaller share of the words
+_LISTED = 10  # unread files listed
 
 
 def init(
@@ -93,7 +93,7 @@ def init(
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
     options, unread, notes = detect(data, captions)
     adapter = ADAPTERS[options["adapter"]]
-    # In the config, what is read is a source, and the answers of people are another.
+    # In the config, the data set read here is one source, and people's answers are another.
     named = partial(with_source, "" if "sources" in options else f"{source_name(name)}/")
     preset = _PRESETS.get(options["adapter"], USUAL)
     started = _starting_point(start, store, weights, preset)
@@ -143,7 +143,7 @@ def init(
 
 
 def _starting_point(start: str | None, store: str | None, weights: str | None, preset: str) -> Started | None:
-    """Return the captioner that --from names; AttendError where there is none, or it does not suit the data."""
+    """Return the captioner that --from names; AttendError if there is none, or it does not suit the data."""
     from tasks.registry.starting_points import find_starting_point
 
     if start is None:
@@ -164,10 +164,10 @@ def _starting_point(start: str | None, store: str | None, weights: str | None, p
 def _grids_of(
     backbone: str | None, weights: str | None, preset: str, started: Started | None, has_grids: bool
 ) -> dict[str, Any]:
-    """Return the settings of `grids` that the config names: the weights, and the backbone where it is not the preset's.
+    """Return the settings of `grids` for the config: the weights, and the backbone if it is not the preset's.
 
-    A file of weights is named by its absolute path. has_grids: whether the data are grids. Raises AttendError for an
-    unknown backbone or file, and for what does not suit.
+    A weights file is named by its absolute path. has_grids: whether the data are grids. Raises AttendError for an
+    unknown backbone or file, and for options that do not go together.
     """
     from tasks.common.errors import suggestion
     from tasks.config.presets import resolve_preset, values_of
@@ -192,7 +192,7 @@ def _grids_of(
 
 
 def _tell_start(started: Started, found: Survey) -> None:
-    """Print what training starts from, and how many of the words it knows."""
+    """Print the captioner that training starts from, and the share of the words that it knows."""
     from tasks.data.survey import rough_words
 
     known = set(json.loads((started.point.folder / VOCABULARY).read_text(encoding="utf-8"))["words"])
@@ -211,7 +211,7 @@ def _tell_start(started: Started, found: Survey) -> None:
 
 
 def _unused(data: Path, found: Survey) -> list[str]:
-    """Return the pictures below a folder that no row names; none where a file is given."""
+    """Return the pictures below a folder that no row names; empty if `data` is a file."""
     from tasks.datasets.base import find_pictures
 
     folder = data.expanduser().absolute()
@@ -222,7 +222,7 @@ def _unused(data: Path, found: Survey) -> list[str]:
 
 
 def _reviewed(data: DatasetOptions, config: Path) -> Reviewed | None:
-    """Return where people's answers will be; None where the data set is no folder of photographs to ask about."""
+    """Return where people's answers will be; None if the data set is not a folder of photographs to review."""
     from tasks.datasets.corrections import ANSWERS_FILE
 
     folders = {part.image_folder(Path()).absolute() for part in data.parts().values() if not part.unpacks}
@@ -233,14 +233,14 @@ def _reviewed(data: DatasetOptions, config: Path) -> Reviewed | None:
 
 
 def _name_of(data: Path) -> str:
-    """Return the name of a run after its folder or file."""
+    """Return the name of a run, from the name of its folder or file."""
     stem = data.expanduser().absolute()
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem.name if stem.is_dir() else stem.stem).strip("-_.")
     return words or "captions"
 
 
 def _shares(pictures: int) -> dict[str, float]:
-    """Return the shares of dev and test for pictures that come without splits: a tenth, or more where they are few."""
+    """Return the shares of dev and test for pictures without splits: empty for a tenth, or more if they are few."""
     share = round(min(0.2, max(0.1, _HELD_OUT / pictures)), 2)
     return {} if share == 0.1 else {"dev_share": share, "test_share": share}
 
@@ -251,7 +251,7 @@ def _empty_splits(found: Survey) -> list[str]:
 
 
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
-    """Return the settings of `data` with paths relative to the config's folder, where they lie below it."""
+    """Return the settings of `data` with paths below the config's folder made relative to it."""
     folder = config.absolute().parent
 
     def relative(value: Any) -> Any:
@@ -263,14 +263,14 @@ def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """Return a setting's value as it is printed."""
+    """Return a setting's value for printing."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return repr(value) if value is None or not str(value).isprintable() else str(value)
 
 
 def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shares: dict[str, float]) -> None:
-    """Print how the data are read, and which files are not. shares: of dev and test, which are printed elsewhere."""
+    """Print how the data are read, and which files are not read. shares: of dev and test, printed elsewhere."""
     for note in notes:
         typer.secho(note, fg="yellow")
     for source in options.get("sources", {"": options}).values():
@@ -285,10 +285,10 @@ def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shar
 def _tell(
     found: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str], is_started: bool
 ) -> None:
-    """Print what a data set holds.
+    """Print the contents of a data set.
 
-    shares: of dev and test, where they are not the usual tenth. without: pictures that have no caption. named: returns
-    a message with the settings as the config names them. is_started: whether training starts from a captioner.
+    shares: of dev and test, if they are not the usual tenth. without: pictures without a caption. named: renames the
+    settings in a message to those of the config. is_started: whether training starts from a captioner.
     """
     rows = found.rows
     each = found.captions / len(rows)
@@ -325,7 +325,7 @@ def _tell(
 
 
 def _left_out(faults: list[str]) -> Iterator[str]:
-    """Yield a line for each kind of invalid rows, with the first of each."""
+    """Yield a line for each kind of invalid rows, with its first row."""
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         kinds.setdefault(kind_of(fault), []).append(fault)
@@ -336,7 +336,7 @@ def _left_out(faults: list[str]) -> Iterator[str]:
 
 
 def _of_captions(found: Survey) -> Iterator[str]:
-    """Yield what a person should know of the captions: unknown words, several captions in a text, and markup."""
+    """Yield notes on the captions: unknown words, symbols, several captions in a text, and markup."""
     from tasks.data.caption_text import markup, several_in_one, unknown_share
     from tasks.data.survey import rough_words
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 USUAL = "flickr8k"  # the preset for photographs
 BACKBONES = ("clip", "siglip", "dinov2", "convnext")  # presets whose backbone `attend init --backbone` takes
-SAMPLE = 200  # rows by whose captions their script is told
+SAMPLE = 200  # rows whose captions are used to detect the script
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
-# Captions to train on, with fewer than which the decoder is another one: docs/measured.md has the figures.
+# Training captions below which the decoder is an ensemble, or a small one; measured in docs/measured.md.
 _FEWEST, _SMALL = 700, 5_000
-# Steps of training, about, in all epochs; and the pictures from which it is more of them.
+# Approximate training steps in all epochs, with fewer pictures than _FEW_PICTURES and with more.
 _STEPS_OF_FEW, _STEPS, _FEW_PICTURES = 800, 3_000, 700
-# Of a training that starts from a captioner: docs/few-photographs.md has the figures.
+# For training that starts from a captioner; measured in docs/few-photographs.md.
 _START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
 _JUDGED = 100  # held-out pictures from which gates are written
 _GATES = {
@@ -42,11 +42,11 @@ _ABOUT = {
 }
 _WHY_CIDER = "the score by which a new version becomes champion; with few pictures BLEU-4 is often 0"
 _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, and starts faster, but takes no GPU"
-_SYMBOLS, _PUNCTUATION = 0.2, (".", ",", "-", "!", "?", "&")  # share of words that are symbols, and what is none
+_SYMBOLS, _PUNCTUATION = 0.2, (".", ",", "-", "!", "?", "&")  # share of words that are symbols, and what does not count
 
 
 class Reviewed(NamedTuple):
-    """The folder whose pictures people are asked about, and the file of their answers."""
+    """The folder of the pictures that people review, and the file of their answers."""
 
     answers: Path
     images: Path
@@ -71,8 +71,8 @@ def config_text(
 ) -> str:
     """Return the config as commented YAML.
 
-    grids: settings of the backbone that are not the preset's, `weights` at least. reviewed: None for data whose
-    pictures `attend review` cannot show. started: None for a training from the beginning.
+    grids: settings of the backbone that differ from the preset's, and always `weights`. reviewed: None for data whose
+    pictures `attend review` cannot show. started: None for training from the beginning.
     """
     from tasks.datasets.sources import OF_THE_WHOLE
 
@@ -117,7 +117,7 @@ def config_text(
 
 
 def _shown(preset: str, grids: Mapping[str, Any], started: Started | None) -> str:
-    """Return what a preset is, and which parts of it the config replaces."""
+    """Describe a preset, or which parts of it the config replaces."""
     if started is not None:
         return "but for grids and decoder, which are the captioner's"
     return "on another backbone's grids" if "backbone" in grids else _ABOUT[preset]
@@ -128,7 +128,7 @@ def _settings(options: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None) -> list[str]:
-    """Return the settings of data sets, and of the answers about their pictures, as the sources of the data."""
+    """Return the settings of data sets, and of the answers about their pictures, as `data.sources`."""
     from tasks.datasets.corrections import ANSWERS
 
     lines = ["  adapter: sources", "  sources:"]
@@ -144,7 +144,7 @@ def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None
 
 
 def _settings_after_start(found: Survey, started: Started) -> list[str]:
-    """Return the sections of a training that starts from a captioner, whose words and memory are kept."""
+    """Return the sections for training that starts from a captioner and keeps its words and memory."""
     from tasks.data.survey import rough_words
 
     captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
@@ -176,7 +176,7 @@ def _settings_after_start(found: Survey, started: Started) -> list[str]:
 
 
 def _settings_by_size(found: Survey) -> list[str]:
-    """Return the sections of the usual preset's settings that suit the number and the words of the captions."""
+    """Return the sections that adapt the usual preset to the number and the words of the captions."""
     from models.vocabulary import SPACELESS
     from tasks.data.survey import rough_words
 
@@ -208,7 +208,7 @@ def are_symbols(words: list[str]) -> bool:
 
 
 def _gates(found: Survey) -> list[str]:
-    """Return the settings of `registry` that say what no champion is, where there are pictures enough to say so."""
+    """Return the gates of `registry` if there are enough held-out pictures for them, with comments."""
     held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
     lines = []
     if held_out >= _JUDGED:
@@ -225,7 +225,7 @@ def _gates(found: Survey) -> list[str]:
 
 
 def _vocabulary(captions: list[list[str]]) -> tuple[int, int, float]:
-    """Return the largest min_count up to 5 that leaves few words unknown, the words that it keeps, and that share."""
+    """Return the largest min_count up to 5 that leaves few words unknown, the words it keeps, and the unknown share."""
     counts = Counter(word for caption in captions for word in caption)
     total = max(counts.total(), 1)
     for least in (5, 4, 3, 2, 1):
@@ -255,7 +255,7 @@ def _training(captions: int, pictures: int) -> list[str]:
         ]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
-    # The learning rate falls to 0 over all epochs: with few pictures the best one comes early.
+    # The learning rate falls to 0 over all epochs, and with few pictures the best epoch comes early.
     epochs = min(60, max(8, round((_STEPS_OF_FEW if pictures < _FEW_PICTURES else _STEPS) / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
     # With few captions the dev score stays at 0 for some epochs before it rises.
@@ -268,7 +268,7 @@ def _training(captions: int, pictures: int) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    """Return a value as YAML on one line, in JSON's quotes where it needs any: YAML takes a plain `no` for false."""
+    """Return a value as YAML on one line, quoted as in JSON if necessary: YAML reads a plain `no` as false."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_scalar, value))}]"
     if value is None or isinstance(value, bool):
@@ -279,7 +279,7 @@ def _scalar(value: object) -> str:
 
 
 def _has_gpu() -> bool:
-    """Return whether the machine has an NVIDIA GPU, by its device file: torch, which would say too, takes seconds."""
+    """Return whether the machine has an NVIDIA GPU, by its device file, because importing torch takes seconds."""
     return Path("/dev/nvidia0").exists()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from models.decoders.base import Decoder
     from models.decoders.ensemble import Ensemble
 
-_CAPTIONS, _WORDS = 5, 1  # captions of the picture that shapes are shown for, and words read of each
+_CAPTIONS, _WORDS = 5, 1  # shapes are shown for this many captions of a picture, and words of each
 
 
 def model(
@@ -57,7 +57,7 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     config = load(preset, ["data.path=.", *overrides] if preset in presets() else overrides)
     try:
         made = Plan(build_pipeline(config)).update().by_kind
-    except AttendError:  # the data set is not there, and need not be
+    except AttendError:  # the data set need not exist
         made = {}
     if words is None:
         words = len(read_vocabulary(made["tensorise"].path)) if "tensorise" in made else 5_000
@@ -91,7 +91,7 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
         return
     photograph = torch.zeros(1, 3, *[spec["image_size"]] * 2)
     with torch.inference_mode():
-        grid = captioner.backbone(photograph)  # which stays on the processor: the encoder has a copy of it
+        grid = captioner.backbone(photograph)  # it stays on the CPU, because the encoder has its own copy
     _show(f"backbone {spec['name']}", captioner.backbone, [photograph], depth)
     _show_decoder(captioner.config["decoder"]["name"], decoder, grid, depth)
 

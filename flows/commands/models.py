@@ -231,7 +231,7 @@ def rollback(
 
 
 def _config(on: str | None, overrides: Overrides, workspace: Path) -> Config | None:
-    """Return the config that --on names, with `workspace` as its workspace; None where --on is not given."""
+    """Return the config that --on names, with `workspace` as its workspace; None if --on is not given."""
     from flows.configs import load
 
     if on is None and overrides:

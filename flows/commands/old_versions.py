@@ -1,4 +1,4 @@
-"""Registered versions that a policy no longer keeps, with the files and MLflow runs that only they need."""
+"""Registered versions that a retention policy does not keep, with the files and MLflow runs that only they need."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _DAY = 86_400
 class OldVersion:
     """A version to remove.
 
-    runs: ids of the MLflow runs that no other version has. folders: what is removed from the disk. size: of that, in
-    bytes.
+    runs: ids of the MLflow runs that no other version has. folders: the folders to remove. size: their size in bytes.
     """
 
     version: ModelVersion
@@ -43,10 +42,10 @@ class OldVersion:
 
 
 def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
-    """Return the versions of the models that attend registered that are not to be kept, oldest first.
+    """Return the versions of models registered by attend that need not be kept, oldest first.
 
-    Kept are those with an alias (champion, previous, challenger), the last `keep` of each model, and those younger than
-    `days`. Raises AttendError where the store is not embedded in the workspace.
+    Versions with an alias (champion, previous, challenger), the last `keep` of each model, and those younger than
+    `days` are kept. Raises AttendError if the store is not embedded in the workspace.
     """
     if not tracking.is_embedded():
         raise AttendError("--keep-versions: MLFLOW_TRACKING_URI names another store: remove versions there")
@@ -62,7 +61,7 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
         for version in versions:
             stays = number(version) in aliased or version in last or version.creation_timestamp > youngest
             (kept if stays or CHAMPIONS not in registered.tags else old).append(version)
-    # A version may be copied to another model, whose runs and files it then shares.
+    # A version may be copied to another model, which then shares its runs and files.
     models = {logged_model_of(client, version) for version in kept}
     runs = {version.run_id for version in kept}
     free = [version for version in old if logged_model_of(client, version) not in models]
@@ -70,7 +69,7 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
 
 
 def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None], workspace: Path) -> OldVersion:
-    """Return a version with the runs and folders that go with it. kept_runs: runs of versions that stay."""
+    """Return a version with the runs and folders to remove with it. kept_runs: runs of versions that stay."""
     from mlflow.exceptions import MlflowException
 
     training = str(version.run_id)
@@ -85,12 +84,12 @@ def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str 
     files = files_of(client, version)
     locations = [tracking.local_folder(str(client.get_run(run_id).info.artifact_uri)) for run_id in runs]
     folders = [folder.parent for folder in (files, *locations) if folder is not None]
-    # Of a copied workspace, MLflow's database names folders of the original: they are not this workspace's to remove.
+    # In a copied workspace, MLflow's database names folders of the original, which must not be removed.
     return OldVersion(version, runs, [folder for folder in folders if tracking.is_in_workspace(str(folder), workspace)])
 
 
 def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
-    """Remove versions with their runs and files, the version last: what a kill leaves is removed the next time.
+    """Remove versions with their runs and files, the version last, so that the next call completes a killed one.
 
     The caller must be alone in the workspace.
     """

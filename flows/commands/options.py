@@ -26,7 +26,7 @@ Verify = Annotated[bool, typer.Option("--verify", help="read every file and chec
 
 
 def whole_number(least: int, most: int | None = None) -> dict[str, Any]:
-    """Return the arguments of an option that takes a whole number, in plain digits: Python takes `1_0` for 10."""
+    """Return the arguments of an option that takes a whole number in plain digits; Python also reads `1_0` as 10."""
 
     def parse(value: str | int) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", str(value).strip()):
@@ -41,9 +41,9 @@ def whole_number(least: int, most: int | None = None) -> dict[str, Any]:
 
 
 def workspace_folder(workspace: str | Path | None) -> Path:
-    """Return the folder of the workspace given, or of the one that configs have where none is given.
+    """Return the folder of a workspace, or of the configs' default one if it is None.
 
-    For a URL of object storage, that is the folder of its local cache.
+    For a URL of object storage, it is the folder of the local cache.
     """
     from tasks.config.machine import MachineConfig
 
@@ -74,20 +74,20 @@ ConfigWorkspace = Annotated[
 
 
 def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None) -> list[str]:
-    """Return overrides of a config, with its workspace where one is given."""
+    """Return overrides of a config, with its workspace if one is given."""
     place = [] if workspace is None else [f"machine.workspace={json.dumps(str(workspace))}"]
     return [*(overrides or []), *place]
 
 
 def program() -> str:
-    """Return how this program is called from the current folder: `attend`, or its path where the shell has none."""
+    """Return the command that runs this program: `attend`, or its path if it is not on the PATH."""
     if shutil.which("attend") is not None:
         return "attend"
     return short(Path(sys.executable).with_name("attend"))
 
 
 def short(path: Path) -> str:
-    """Return a path relative to the current folder where it lies below it, otherwise the path as it is."""
+    """Return a path relative to the current folder if it is below it, otherwise the path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -1,7 +1,7 @@
-"""Find what a workspace holds of photographs, and remove it.
+"""Find all traces of photographs in a workspace, and remove them.
 
-A photograph is identified by its digest (SHA-256 of its file), which tables have in a column and MLflow's runs in
-pictures.parquet. Only the records of Prefect's server are searched for its names: they have no digests.
+A photograph is identified by its digest (SHA-256 of its file), which is in a column of tables, and in pictures.parquet
+of MLflow's runs. Only the records of Prefect's server are searched for its names, because they have no digests.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _TEXTS = (".json", ".jsonl", ".html", ".txt", ".csv", ".yaml", ".md", ".log")
 
 @dataclass(frozen=True)
 class Traces:
-    """Hold what a workspace has of photographs.
+    """The traces of photographs in a workspace.
 
-    artifacts: folders of stages' outputs that have them or were made from such, each before those that it was made
-    from. leftovers: files and folders that may show them and that nothing needs: pages, training that was cut off,
-    damaged grids. grids: rewritings of the shards that hold their grids. rows: by database, the number of rows to
-    delete. answers: the number of people's answers about them. stored: in MLflow's store.
+    artifacts: folders of artifacts that contain them or are derived from such, derived ones first. leftovers: files and
+    folders that may show them and that nothing needs: pages, interrupted training, damaged grids. grids: compactions of
+    the shards that hold their grids. rows: database -> number of rows to delete. answers: the number of people's
+    answers about them. stored: traces in MLflow's store.
     """
 
     artifacts: list[Path]
@@ -62,7 +62,7 @@ class Traces:
     stored: StoredTraces
 
     def lines(self, root: Path) -> Iterator[str]:
-        """Yield a line for each thing to remove. root: the folder of the workspace, to which paths are relative."""
+        """Yield a line for each item to remove. root: the workspace's folder, to which paths are relative."""
         yield from map(str, self.stored.versions)
         yield from (f"MLflow's run {run.info.run_id}, with its files and models" for run in self.stored.runs)
         for path in itertools.chain(self.stored.evaluations, self.artifacts, self.leftovers):
@@ -75,10 +75,9 @@ class Traces:
 
 
 def photographs(workspace: Workspace, given: Sequence[str]) -> dict[str, set[str]]:
-    """Return the names of the photographs that are meant by digests, files, or names in the data sets, by digest.
+    """Return digest -> names of the photographs given by digests, files, or names in the data sets.
 
-    Raises AttendError for one that is not known, a name that several have, and one that the latest run of a config
-    still read.
+    Raises AttendError for an unknown photograph, an ambiguous name, and one that the latest run of a config still read.
     """
     known: dict[str, set[str]] = {}
     for manifest in (workspace.root / "artifacts" / "ingest").glob(f"*/{MANIFEST}"):
@@ -106,7 +105,7 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> dict[str, set[str
 
 
 def _meant(item: str, known: Mapping[str, set[str]]) -> set[str]:
-    """Return the digests of the photographs that a digest, a name or a file means."""
+    """Return the digests of the photographs that a digest, a name or a file refers to."""
     if _DIGEST.fullmatch(item):
         return {item}
     path = Path(item).expanduser()
@@ -126,9 +125,9 @@ def _read_by(workspace: Workspace, run: Path) -> set[str]:
 
 
 def traces(workspace: Workspace, wanted: _Photographs, all_versions: bool) -> Traces:
-    """Return what a workspace holds of photographs. all_versions: versions with an alias are to be removed too.
+    """Return the traces of photographs in a workspace. all_versions: whether to remove versions with an alias too.
 
-    Raises AttendError where it holds nothing. The caller must be alone in the workspace.
+    Raises AttendError if there are none. The caller must be alone in the workspace.
     """
     root = workspace.root
     artifacts = _artifacts(workspace, wanted)
@@ -144,10 +143,7 @@ def traces(workspace: Workspace, wanted: _Photographs, all_versions: bool) -> Tr
 
 
 def remove(workspace: Workspace, wanted: _Photographs, found: Traces) -> None:
-    """Remove what `traces` found: what is found by something else before that.
-
-    So the same command finds the rest after a kill.
-    """
+    """Remove what `traces` found, each item before the one it is found by, so that a killed call can be repeated."""
     change_rows(workspace.root, wanted, delete=True)
     if found.answers:
         answers = (workspace.root / ANSWERS_FILE).resolve()
@@ -163,7 +159,7 @@ def remove(workspace: Workspace, wanted: _Photographs, found: Traces) -> None:
 
 
 def places_left(workspace: Workspace, digests: Collection[str]) -> list[str]:
-    """Return the files below the workspace that still have a digest; of a database, with the table."""
+    """Return the files below the workspace that still contain a digest; databases with the table."""
 
     def has_digest(text: str) -> bool:
         return any(digest in text for digest in digests)
@@ -182,7 +178,7 @@ def places_left(workspace: Workspace, digests: Collection[str]) -> list[str]:
 
 
 def stays(found: Traces) -> Iterator[str]:
-    """Yield a line for each version that stays, and knows something of the photographs or may."""
+    """Yield a line for each version that stays and learnt, or may have learnt, from the photographs."""
     for item in found.stored.kept:
         remedy = (
             "once a version that was trained from the beginning without it has replaced it, forget the digest again; "
@@ -199,7 +195,7 @@ def stays(found: Traces) -> Iterator[str]:
 
 
 def not_looked_at(workspace: Path, wanted: _Photographs) -> Iterator[str]:
-    """Yield a line for each place that may have the photographs and was not looked at."""
+    """Yield a line for each place that may contain the photographs and was not searched."""
     if not tracking.is_embedded():
         yield "not looked at: the MLflow store of MLFLOW_TRACKING_URI: remove the versions made with it there"
     known = environment(workspace)
@@ -211,7 +207,7 @@ def not_looked_at(workspace: Path, wanted: _Photographs) -> Iterator[str]:
 
 
 def _artifacts(workspace: Workspace, digests: Collection[str]) -> list[Path]:
-    """Return the folders of artifacts that have a photograph or were made from one that does, derived ones first."""
+    """Return the folders of artifacts that contain a photograph or are derived from such, derived ones first."""
     read = {folder: Ledger.read(folder) for folder in sorted((workspace.root / "artifacts").glob("*/*"))}
     ledgers = {folder: ledger for folder, ledger in read.items() if ledger is not None}
     found = [folder for folder in ledgers if has_table(folder, digests)]
@@ -222,7 +218,7 @@ def _artifacts(workspace: Workspace, digests: Collection[str]) -> list[Path]:
     while derived := [folder for folder in ledgers if folder not in found and inputs[folder].intersection(found)]:
         found += derived
     order: list[Path] = []
-    while len(order) < len(found):  # an artifact before those that it was made from
+    while len(order) < len(found):  # an artifact before those it is derived from
         left = [folder for folder in found if folder not in order]
         needed = set().union(*(inputs[folder] for folder in left))
         order += [folder for folder in left if folder not in needed]
@@ -230,7 +226,7 @@ def _artifacts(workspace: Workspace, digests: Collection[str]) -> list[Path]:
 
 
 def _unneeded_parts(workspace: Workspace) -> list[Path]:
-    """Return the folders of stages that were cut off, and that the latest run of no name is working on."""
+    """Return the folders of interrupted stages that no latest run is working on."""
     going_on = {
         workspace.partial(kind_of(stage), key)
         for path in (workspace.root / "runs").glob("*.json")
@@ -244,7 +240,7 @@ def _unneeded_parts(workspace: Workspace) -> list[Path]:
 
 
 def _compactions(workspace: Workspace, digests: Collection[str]) -> Iterator[Compaction]:
-    """Yield the rewritings of the shards that hold grids of photographs, without these grids."""
+    """Yield compactions that rewrite the shards with grids of these photographs, without these grids."""
     for store in stores(workspace.grids):
         old = [shard for shard in store.shards() if not set(digests).isdisjoint(shard.digests)]
         if old:
@@ -252,10 +248,10 @@ def _compactions(workspace: Workspace, digests: Collection[str]) -> Iterator[Com
 
 
 def _answers(path: Path) -> list[str]:
-    """Return the lines of a file of answers, with their ends."""
+    """Return the lines of a file of answers, with their line ends."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="\n") as file:  # lines end at \n alone: a caption may have U+2028
+    with path.open(encoding="utf-8", newline="\n") as file:  # lines end only at \n: a caption may contain U+2028
         return list(file)
 
 

@@ -1,4 +1,4 @@
-"""`attend review`: people look at a model's captions, correct them, and the next run learns from it."""
+"""`attend review`: people review and correct a model's captions, and the next run learns from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.common.errors import AttendError
 if TYPE_CHECKING:
     from tasks.review.rates import Rate
 
-_SHOWN = 10  # words that were changed
+_SHOWN = 10  # most frequent changes of words printed
 _Answers = Annotated[
     Path | None, typer.Option(help="file of the answers, JSON lines; by default reviews.jsonl in the workspace")
 ]
@@ -56,7 +56,7 @@ def serve(
 
 
 def _file_of(answers: Path | None, workspace: Path) -> Path:
-    """Return the file of the answers; AttendError where none is given, and the workspace is in object storage."""
+    """Return the file of the answers; AttendError if none is given and the workspace is in object storage."""
     from tasks.datasets.corrections import ANSWERS_FILE
     from tasks.pipeline.workspace import Workspace
 
@@ -109,7 +109,7 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
 
 
 def _print_rates(title: str, rates: list[Rate]) -> None:
-    """Print a line for each rate, under a title; nothing where there is none."""
+    """Print a line for each rate, under a title; nothing if there are none."""
     if rates:
         typer.echo(f"{title}:")
     for rate in rates:

@@ -1,4 +1,4 @@
-"""What `attend run` tells: what it reads, and at the end its scores, its version, pages, and what to do next."""
+"""The output of `attend run`: its data, and at the end its scores, version, pages, and the next commands."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.ledger import Artifact
 from tasks.training.outputs import HISTORY
 
-_CHANCE = 12.0  # nats a token, more than words drawn at random have
-_POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
+_CHANCE = 12.0  # nats a token, more than for words drawn at random
+_POOR = 5.0  # BLEU-4, in percent, below which captions hardly share a phrase with the references
 _SHOWN = ("bleu4", "meteor", "rouge_l", "cider", "truth")
-_PAGE = "docs/few-photographs.md"  # has the figures
-_FEW = 1_000  # training captions, below which a start from a captioner is worth more than all else
-_SOME = 5_000  # above which nothing is advised
+_PAGE = "docs/few-photographs.md"  # has the measurements
+_FEW = 1_000  # training captions below which starting from a captioner helps the most
+_SOME = 5_000  # training captions from which there is no advice
 _SMALL_BACKBONES = ("mobilenet_v2", "tiny", "googlenet", "regnet_x_400mf")
 
 
 def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
-    """Print what a run reads. fresh: the artifacts that are there already, by kind."""
+    """Print what a run reads. fresh: the artifacts that already exist, by kind."""
     place = "generated pictures" if config.data.adapter == "scenes" else config.data.place
     known = f": {_data(fresh)}" if "ingest" in fresh else ""
     typer.echo(f"{config.name} reads {place}{known}")
 
 
 def _data(made: Mapping[str, Artifact]) -> str:
-    """Return the sizes of the data set and its vocabulary in a line."""
+    """Return a line with the sizes of the data set and its vocabulary."""
     counts = made["ingest"].ledger.counts
     line = sizes_in_words(counts)
     if "tensorise" in made:
@@ -54,9 +54,9 @@ def _data(made: Mapping[str, Artifact]) -> str:
 
 
 def tell_end(config: Config, made: Mapping[str, Artifact], run_again: str) -> None:
-    """Print what a run made: the data, the scores, the version, where the pages are, and the next commands.
+    """Print the results of a run: the data, the scores, the version, the pages, and the next commands.
 
-    made: the artifacts that are there now, by kind. run_again: the command that runs the rest of the stages.
+    made: the artifacts that now exist, by kind. run_again: the command that runs the remaining stages.
     """
     for line in _end(config, made, run_again):
         typer.echo(line)
@@ -97,7 +97,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
 
 
 def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
-    """Yield the lines on a run's scores, and on what would make them better."""
+    """Yield the lines about a run's scores, and how to improve them."""
     record = read_scores(made["evaluate"].path)
     shown = [name for name in _SHOWN if name in record["scores"]]
     scores = ", ".join(
@@ -117,7 +117,7 @@ def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
 
 
 def advice(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
-    """Yield a line for each thing that would help, the most helpful first; none where there are many captions.
+    """Yield a line for each thing that would help, the most helpful first; none if there are many captions.
 
     made: the artifacts of a run, by kind.
     """
@@ -138,15 +138,15 @@ def advice(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
 
 
 def _how_training_ended(config: Config, trained: Artifact) -> str:
-    """Return what ended the training, and whether more epochs may help.
+    """Return why training ended, and whether more epochs may help.
 
-    trained: the decoder, whose history is that of its tuning where there is one.
+    trained: the decoder's artifact, with the history of its tuning if there is one.
     """
     training: FitConfig = config.tuning or config.training
     section = "training" if config.tuning is None else "tuning"
     history = pq.read_table(trained.path / HISTORY).to_pylist()
     selected = f"dev_{training.select}"
-    best = int(max(history, key=lambda row: (float(row[selected]), row["epoch"]))["epoch"])  # of equals, the later
+    best = int(max(history, key=lambda row: (float(row[selected]), row["epoch"]))["epoch"])  # the later one of a tie
     last = int(history[-1]["epoch"])
     if not best:
         return "no epoch was better on dev than the captioner that training started from, which is kept as it was"
@@ -161,7 +161,7 @@ def _how_training_ended(config: Config, trained: Artifact) -> str:
 
 
 def _version(config: Config, registration: RegistrationRecord) -> Iterator[str]:
-    """Return the lines on a registered version: its address, and whether it is champion now."""
+    """Yield the lines about a registered version: its address, and whether it is champion now."""
     was_champion = is_champion = registration["alias"] == "champion"
     now = unknown = ""
     try:
@@ -182,7 +182,7 @@ def _version(config: Config, registration: RegistrationRecord) -> Iterator[str]:
 
 
 def _inspection(registered: Artifact) -> Iterator[str]:
-    """Return the lines on the pictures and captions that deserve a look."""
+    """Yield the lines about the pictures and captions to check, and about drift."""
     inspection = read_inspection(registered.path)
     yield f"look at: {describe_counts(inspection)}: {short(registered.path / INSPECTION_PAGE)}"
     drift = inspection["drift"]

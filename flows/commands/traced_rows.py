@@ -1,4 +1,4 @@
-"""Rows about photographs in a workspace's SQLite databases: the caches of digests, and Prefect's records of runs."""
+"""Rows about photographs in a workspace's SQLite databases: caches by digest, and Prefect's records of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flows.operations.prefect_settings import environment
 from tasks.data.fingerprints import DATABASE as FINGERPRINTS
 from tasks.datasets.base import WORKSPACE_FILE
 
-# Tables of Prefect's server whose rows may show a photograph: history, which nothing depends on.
+# Tables of Prefect's server whose rows may name a photograph; they are history, which nothing depends on.
 _PREFECT_TABLES = ("artifact", "artifact_collection", "events", "event_resources", "log")
 
 
@@ -25,7 +25,7 @@ def change_rows(workspace: Path, wanted: Mapping[str, Collection[str]], delete: 
     names = {name for names in wanted.values() for name in names}
     ends = {name[start:] for name in names for start in (0, *(at.end() for at in re.finditer("/", name)))}
 
-    def in_cache(text: str) -> bool:  # a digest, or a folder's listing with a name, which costs a moment to make again
+    def in_cache(text: str) -> bool:  # a digest, or a folder's listing with a name, which is quickly recomputed
         return text in wanted or not ends.isdisjoint(text.split("\0"))
 
     prefect = Path(environment(workspace)["PREFECT_HOME"]) / "prefect.db"
@@ -38,9 +38,9 @@ def change_rows(workspace: Path, wanted: Mapping[str, Collection[str]], delete: 
 
 
 def _named(digests: Collection[str], names: Collection[str]) -> Callable[[str], bool]:
-    """Return a function that says whether a record of Prefect's, Markdown or JSON, names a photograph.
+    """Return a function that returns whether a Prefect record, in Markdown or JSON, names a photograph.
 
-    Names without an ending are not searched for: `1` would be in every record.
+    Names without a suffix are not searched for: `1` would be in every record.
     """
     words = [*digests, *(name for name in names if Path(name).suffix)]
     spellings = {spelled for word in words for spelled in (word, json.dumps(word)[1:-1], word.replace("|", "\\|"))}
@@ -51,10 +51,10 @@ def _named(digests: Collection[str], names: Collection[str]) -> Callable[[str], 
 def rows_by_table(
     path: Path, matches: Callable[[str], bool], tables: Collection[str] = (), delete: bool = False
 ) -> dict[str, int]:
-    """Count, or delete, the rows of each table of a database with a text that matches. tables: empty for all of them.
+    """Count, or delete, the rows of each table of a database that have a matching text. tables: empty for all.
 
-    The database is written anew after a deletion, because deleted rows would stay in its free pages. One that is
-    damaged, or is none, has no rows: caches may be lost at any time.
+    After a deletion the database is rewritten, because deleted rows would stay in its free pages. A damaged database,
+    or a file that is not one, has no rows: caches may be lost at any time.
     """
     found: dict[str, int] = {}
     if not path.exists():

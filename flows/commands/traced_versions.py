@@ -1,4 +1,4 @@
-"""The part of MLflow's store that shows photographs: versions of models, their runs, and runs without a version."""
+"""Traces of photographs in MLflow's store: versions of models, their runs, and runs without a version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STARTS = ("training.start_from", "decoder.start_from")  # parameters of a run t
 
 @dataclass(frozen=True)
 class TracedVersion:
-    """A version of a registered model. role: what it has to do with the photographs; empty for nothing."""
+    """A version of a registered model. role: how it used the photographs; empty if it did not."""
 
     version: ModelVersion
     aliases: tuple[str, ...]
@@ -44,10 +44,10 @@ class TracedVersion:
 
 @dataclass(frozen=True)
 class StoredTraces:
-    """Hold what a workspace's MLflow store has of photographs; nothing where it has no store.
+    """The traces of photographs in a workspace's MLflow store; empty if it has no store.
 
-    versions: to remove. runs: to remove. evaluations: folders to remove, of runs that stay. kept: versions that stay,
-    but were made with them. started: addresses of other versions that started from a captioner.
+    versions: to remove. runs: to remove. evaluations: folders to remove, of runs that stay. kept: versions that stay
+    although they used the photographs. started: addresses of other versions that started from a captioner.
     """
 
     versions: list[TracedVersion] = field(default_factory=list)
@@ -58,7 +58,7 @@ class StoredTraces:
 
     @classmethod
     def read(cls, workspace: Path, digests: Collection[str], all_versions: bool) -> StoredTraces:
-        """Return what the store has of photographs. A version whose files another version needs stays."""
+        """Return the traces of photographs in the store. A version whose files another version needs is kept."""
         if not tracking.is_embedded() or not (workspace / DATABASE).exists():
             return cls()
         client = tracking.connect(workspace, must_exist=True)
@@ -84,7 +84,7 @@ class StoredTraces:
 
 
 def _versions(client: MlflowClient, runs: Mapping[str, tuple[Run, dict[str, str]]]) -> Iterator[TracedVersion]:
-    """Yield all versions of all models. runs: those that have a photograph, see `_runs_with`."""
+    """Yield all versions of all models. runs: those with a photograph, see `_runs_with`."""
     for model in registered_models(client):
         aliases = client.get_registered_model(model.name).aliases
         for version in client.search_model_versions(f"name = '{model.name}'"):
@@ -106,7 +106,7 @@ def _is_started(client: MlflowClient, version: ModelVersion) -> bool:
 def _runs_with(
     client: MlflowClient, workspace: Path, digests: Collection[str]
 ) -> dict[str, tuple[Run, dict[str, str]]]:
-    """Return the runs, by id, that have a photograph: each with its evaluations that do, and their roles."""
+    """Return run id -> run and its evaluations with their roles, for runs and evaluations with a photograph."""
     found = {}
     experiments = [item.experiment_id for item in client.search_experiments()]
     token: str | None = None
@@ -132,7 +132,7 @@ def _files_of(run: Run) -> Path:
 
 
 def remove_stored(workspace: Path, found: StoredTraces) -> None:
-    """Remove versions, then their logged models, then their runs, whose files say what they were made with."""
+    """Remove versions, then their logged models, then their runs, whose files record the pictures used."""
     if not (found.versions or found.runs or found.evaluations):
         return
     client = tracking.connect(workspace, must_exist=True)
@@ -161,11 +161,11 @@ def _remove_model(client: MlflowClient, model_id: str, workspace: Path) -> None:
 
 
 def has_cell(path: Path, digests: Collection[str]) -> bool:
-    """Return whether a column of texts of a Parquet file has one of these values."""
+    """Return whether a text column of a Parquet file has one of these values."""
     try:
         columns = [field.name for field in pq.read_schema(path) if pa.types.is_string(field.type)]
         table = pq.read_table(path, columns=columns)
-    except (pa.ArrowException, OSError):  # it is damaged, and no file of this program
+    except (pa.ArrowException, OSError):  # damaged, or not written by this program
         return False
     return any(not set(digests).isdisjoint(column.unique().to_pylist()) for column in table.columns)
 

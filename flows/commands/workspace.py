@@ -1,6 +1,6 @@
-"""`attend workspace`: list, measure, prune, compact and verify what a workspace holds.
+"""`attend workspace`: list, measure, prune, compact and verify the contents of a workspace.
 
-What is needed, and what may be removed, is decided in workspace_contents.py.
+workspace_contents.py decides what is needed and what may be removed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def prune(
         size = sum(item.size for item in versions)
         for item in versions:
             typer.echo(f"{_mib(item.size)}  {item.address}  with its run and its files")
-        # Only the versions that stay need anything.
+        # Only the needs of versions that stay count.
         items = housekeeping.usage(opened, without, {item.address for item in versions})
         items = [item for item in items if not item.needed_by]
         if yes:
@@ -168,7 +168,7 @@ def verify(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 
 def _set_aside(workspace: Workspace, index: Path) -> str:
-    """Set a damaged shard aside, or have the next run do so where one reads it now. Returns what was done."""
+    """Set a damaged shard aside, or let the next run do so if a run is reading it now. Returns what was done."""
     from tasks.grids.store import set_aside
     from tasks.pipeline.sessions import exclusive_session
 
@@ -182,7 +182,7 @@ def _set_aside(workspace: Workspace, index: Path) -> str:
 
 
 def open_workspace(folder: Path) -> Workspace:
-    """Return the workspace in a folder. Raises AttendError where the folder holds none."""
+    """Return the workspace in a folder. Raises AttendError if the folder holds none."""
     from tasks.pipeline.workspace import Workspace
 
     workspace = Workspace(folder)
@@ -192,9 +192,9 @@ def open_workspace(folder: Path) -> Workspace:
 
 
 def check_local(workspace: Workspace, command: str) -> None:
-    """Raise AttendError where the workspace caches object storage, whose grids runs on other machines may need.
+    """Raise AttendError if the workspace is a cache of object storage, whose grids other machines' runs may need.
 
-    command: the one that is refused.
+    command: the refused command.
     """
     if workspace.remote is not None:
         raise AttendError(
@@ -204,7 +204,7 @@ def check_local(workspace: Workspace, command: str) -> None:
 
 
 def _print_items(items: list[Item], root: Path) -> None:
-    """Print a line for each item. Shards of one store that the same runs and models need share a line."""
+    """Print a line for each item. Shards of one store with the same users share a line."""
     lines: dict[tuple[Path, str, tuple[str, ...]], list[Item]] = {}
     for item in items:
         path = item.path.parent if item.path.suffix == ".h5" else item.path

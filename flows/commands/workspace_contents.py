@@ -1,8 +1,8 @@
-"""List what the workspace holds and who needs it, and remove the rest.
+"""List the contents of a workspace and their users, and remove what nobody needs.
 
-An item is needed if a run of some name last made it or is working on it, if a registered version was made from it, or
-if it is a grid that one of their indexes names. Everything else belongs to settings and pictures that are no longer
-used, and could be made again. Where a record that says what is needed cannot be read, everything is kept.
+An item is needed if it is a result of the latest run of some name, if that run is working on it, if a registered
+version was built from it, or if it is a grid in one of their indexes. Everything else belongs to settings and pictures
+that are no longer used, and can be computed again. If a record of what is needed cannot be read, everything is kept.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _INDEXED = "extract"  # the stage whose artifacts hold an index of grids
 class Item:
     """A file or folder of the workspace, with its size and its users.
 
-    what: a description. size: in bytes. needed_by: names of runs and addresses of registered versions; empty where
-    nobody needs it. unneeded: in a shard that somebody needs, the number of grids that nobody needs.
+    what: a description. size: in bytes. needed_by: names of runs and addresses of registered versions; empty if nobody
+    needs it. unneeded: in a shard that somebody needs, the number of grids that nobody needs.
     """
 
     what: str
@@ -48,10 +48,10 @@ class Item:
 
 
 def usage(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
-    """Return every artifact, shard and downloaded captioner, and what kills and damage left, with sizes and users.
+    """Return every artifact, shard and downloaded captioner, also partial and damaged ones, with sizes and users.
 
-    without: names of runs whose needs do not count. versions: the addresses of versions whose needs do not count.
-    Raises AttendError where there is no such run, and for records that a later version of this program wrote.
+    without: names of runs whose needs do not count. versions: addresses of versions whose needs do not count. Raises
+    AttendError if there is no such run, and for records written by a later version of this program.
     """
     known = _run_names(workspace)
     for name in without:
@@ -81,7 +81,7 @@ def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] 
 
 @dataclass(frozen=True)
 class Compaction:
-    """The shards of a store that are to be rewritten, and the digests of the pictures whose grids are kept."""
+    """The shards of a store to rewrite, and the digests of the pictures whose grids are kept."""
 
     store: GridStore
     old: list[Shard]
@@ -94,10 +94,10 @@ class Compaction:
 
 
 def planned_compactions(workspace: Workspace) -> list[Compaction]:
-    """Return which shards hold unneeded grids, or grids that another shard holds too, store by store.
+    """Return the shards of each store that hold unneeded grids, or grids that another shard holds too.
 
-    Raises AttendError while an extraction is not finished, and where a record that says what is needed cannot be read:
-    which grids are needed is not known then.
+    Raises AttendError while an extraction is unfinished, and if a record of what is needed cannot be read, because then
+    it is not known which grids are needed.
     """
     needs = _needs(workspace)
     if needs.unfinished:
@@ -146,7 +146,7 @@ def compact(workspace: Workspace, planned: Iterable[Compaction], shard_rows: int
 
 
 def _rewrite(item: Compaction, shard_rows: int) -> None:
-    """Copy the live rows of the old shards into new shards. The old ones are still on disk afterwards."""
+    """Copy the live rows of the old shards into new shards. The old ones stay on disk."""
     store, numbers = item.store, {shard.number for shard in item.old}
     written = {digest for shard in store.shards() if shard.number not in numbers for digest in shard.digests}
     rows: list[tuple[Grids, str, tuple[int, int]]] = []
@@ -174,9 +174,8 @@ def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]
 class _Needs:
     """The needs of runs and registered versions.
 
-    users: by artifact folder, the runs and registered versions that need it. unfinished: the runs that began an
-    extraction and have not finished it. unknown: why not all needs are known, with what to do, a line each; everything
-    is needed then.
+    users: artifact folder -> the runs and registered versions that need it. unfinished: the runs with an unfinished
+    extraction. unknown: lines on why not all needs are known and what to do; if there are any, everything is needed.
     """
 
     users: dict[Path, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -189,7 +188,7 @@ def _run_names(workspace: Workspace) -> list[str]:
 
 
 def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> _Needs:
-    """Return the needs of all runs but those named in `without`, and of all registered versions but `versions`."""
+    """Return the needs of all runs except `without`, and of all registered versions except `versions`."""
     needs = _Needs()
     for name in _run_names(workspace):
         if name in without:
@@ -205,7 +204,7 @@ def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collec
         if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) == _INDEXED):
             needs.unfinished.append(name)
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
-        ledger = Ledger.read(folder)  # raises for one of a later version, whatever its kind
+        ledger = Ledger.read(folder)  # raises for a ledger of a later version, of any kind
         is_published = folder.suffix != ".partial" and not folder.name.startswith(".")
         if ledger is None and folder.parent.name == "register" and is_published:
             needs.unknown.add(f"{_name_in(workspace, folder)} cannot be read: run its settings again, or remove it")
@@ -223,7 +222,7 @@ def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collec
 
 
 def _mark_needed(workspace: Workspace, needs: _Needs, kind: str, key: str, user: str) -> None:
-    """Add `user` to the users of an artifact, and of all artifacts that it was made from."""
+    """Add `user` to the users of an artifact and of all artifacts that it is derived from."""
     folder = workspace.folder(kind, key)
     if user in needs.users[folder]:
         return
@@ -237,7 +236,7 @@ def _mark_needed(workspace: Workspace, needs: _Needs, kind: str, key: str, user:
 
 
 def _index_is_whole(artifact: Artifact, workspace: Workspace) -> bool:
-    """Return whether an artifact's own files match its ledger; the shards that it names need not."""
+    """Return whether an artifact's own files match its ledger; the shards that it names are not checked."""
     return all(
         path.is_file() and path.stat().st_size == record.size and digest_of_file(path) == record.sha256
         for path, record in artifact.files(workspace.root)
@@ -258,7 +257,7 @@ def _artifacts_of_kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
 
 
 def _artifact_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
-    """Yield an item for every folder of an artifact, finished or not."""
+    """Yield an item for every artifact folder, finished or not."""
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
         kind, size = folder.parent.name, folder_size(folder)
         users = tuple(sorted(needs.users.get(folder, set()) | needs.unknown))
@@ -293,7 +292,7 @@ def _grid_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
 
 
 def _captioner_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
-    """Yield an item for every captioner that was downloaded for training to start from."""
+    """Yield an item for every captioner downloaded as a starting point of training."""
     users_of: dict[str, set[str]] = defaultdict(set)
     for artifact in _artifacts_of_kind(workspace, "train"):
         if (digest := artifact.ledger.parts["inputs"].get("start_from")) is not None:
@@ -309,7 +308,7 @@ def _captioner_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class _Index:
-    """An artifact that holds an index of grids, the identity of their store, and its users."""
+    """An artifact with an index of grids, the identity of their store, and its users."""
 
     artifact: Artifact
     identity: Identity
@@ -321,7 +320,7 @@ class _Index:
 
 
 def _indexes(workspace: Workspace, needs: _Needs | None = None) -> list[_Index]:
-    """Return the whole indexes that somebody needs, with their users; all of them where `needs` is None."""
+    """Return the intact indexes that somebody needs, with their users; all of them if `needs` is None."""
     found = []
     for artifact in _artifacts_of_kind(workspace, _INDEXED):
         users = set() if needs is None else needs.users.get(artifact.path, set())
