@@ -62,7 +62,7 @@ def pooling(side: tuple[int, int], presented: int, device: torch.device) -> Tens
 def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
     """Return the values (N, P', X) of the attended positions, from the values (N, P, X) of the grid's positions.
 
-    pool (P', P), or None where the positions are the same.
+    pool (P', P), or None if the positions are the same.
     """
     return values if pool is None else pool.to(values.dtype) @ values
 
@@ -70,7 +70,7 @@ def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
 def spread(alphas: Tensor, pool: Tensor | None) -> Tensor:
     """Return the alphas (N, R, P) of the grid's positions, from the alphas (N, R, P') of the attended positions.
 
-    pool (P', P), or None where the positions are the same.
+    pool (P', P), or None if the positions are the same.
     """
     return alphas if pool is None else alphas @ pool.to(alphas.dtype)
 

@@ -23,7 +23,7 @@ from .search import Caption, State, Steps, read
 from .search import decode as decode_captions
 from .vocabulary import END, FORBIDDEN, SPECIAL, START, UNK, Vocabulary
 
-NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
+NO_WORDS = (*FORBIDDEN, END)  # tokens that are not part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
 _NOT_FITTED_TO = ("n_best", "seed")  # settings of a search that do not change how good its best captions are
 _NONE_FITTED = "none was fitted: the model card says why"
@@ -160,8 +160,8 @@ class BaseCaptioner(ABC):
 
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
         decoder without attention. explain: whether to return the training pictures that support a caption; ValueError
-        where neighbours do not rank captions. min_confidence: from 0 to 1; captions of lower confidence are replaced by
-        the text `otherwise`; ValueError where captions of this model or this search have no confidence. decoding:
+        if neighbours do not rank captions. min_confidence: from 0 to 1; captions of lower confidence are replaced by
+        the text `otherwise`; ValueError if captions of this model or this search have no confidence. decoding:
         fields of Decoding, see `settings_of`. Raises ValueError for values that do not go together.
         """
         settings = settings_of(self.decoding, decoding)
@@ -197,7 +197,7 @@ class BaseCaptioner(ABC):
         return results if min_confidence is None else withheld(results, min_confidence, otherwise)
 
     def _why_no_confidence(self, settings: Decoding) -> str | None:
-        """Return why captions that are decoded with these settings have no confidence; None where they have one."""
+        """Return why captions decoded with these settings have no confidence; None if they have one."""
         if self.confidence is None:
             return _NONE_FITTED
         own = {name: value for name, value in vars(self.decoding).items() if name not in _NOT_FITTED_TO}

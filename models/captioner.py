@@ -1,7 +1,7 @@
 """The captioner: backbone, decoder and vocabulary together turn photographs into captions.
 
 A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors, decoder.safetensors, memory.npz
-and, where its captions have a confidence, confidence.npz; nothing in it is pickled. A registered model is such a folder
+and, if its captions have a confidence, confidence.npz; nothing in it is pickled. A registered model is such a folder
 with a copy of this package next to it.
 """
 
@@ -100,6 +100,6 @@ def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors to a file that has the permissions of any new file.
 
-    Safetensors' own `save_file` lets nobody but the owner read what it writes, whatever the umask.
+    Safetensors' own `save_file` ignores the umask and writes files that only the owner can read.
     """
     path.write_bytes(safetensors.torch.save({name: value.contiguous().cpu() for name, value in tensors.items()}))

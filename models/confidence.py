@@ -64,7 +64,7 @@ class Confidence:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Return the confidence that was saved in a folder; None where there is none."""
+        """Return the confidence that was saved in a folder; None if there is none."""
         if not (folder / _FILE).is_file():
             return None
         with np.load(folder / _FILE, allow_pickle=False) as saved:
@@ -78,7 +78,7 @@ def features_of(
 
     blind: the state before the first word for the training pictures' mean grid; None if the gain is not needed, which
     is then 0. distances (N,): of the pictures. similarities (N,): of the captions to those of similar training
-    pictures, 0 where these are not consulted.
+    pictures; 0 if these are not consulted.
     """
     lengths = np.array([max(len(caption.of_words), 1) for caption in captions], np.float32)
     totals = np.array([caption.of_words.sum() for caption in captions], np.float32)

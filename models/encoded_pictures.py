@@ -23,7 +23,7 @@ Pixels = npt.NDArray[np.uint8]
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
 _ORIENTATION = 0x0112  # the EXIF tag
-_PHOTOMETRIC, _WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag, and its value where 0 is white
+_PHOTOMETRIC, _WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag, and its value if 0 is white
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -41,8 +41,8 @@ _KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 def opened(data: bytes) -> Iterator[Image.Image]:
     """Open an encoded picture, for the block to decode.
 
-    Errors in the block included, raises ValueError, with the reason, for data that is no picture, is truncated, or has
-    over 100 million pixels, and MemoryError if this machine has no memory for it, which is no fault of the data.
+    Raises ValueError, with the reason, for data that is not a picture, is truncated, or has over 100 million pixels,
+    and MemoryError if this machine has too little memory, which is not the data's fault; also for errors in the block.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -65,7 +65,7 @@ def decode(data: bytes) -> Pixels:
     Grey, palette and CMYK pictures become RGB; values of more than 8 bits are scaled by the range that the picture uses
     (see `deep_pixels.to_8_bits`); transparent pixels are blended with white; EXIF orientation is applied. Raises
     ValueError, with the reason, for data that is not such a picture, is truncated or damaged, or has over 100 million
-    pixels, and MemoryError if this machine has no memory for it, which is no fault of the data.
+    pixels, and MemoryError if this machine has too little memory, which is not the data's fault.
     """
     with opened(data) as image:
         if image.format not in _JPEG:
@@ -109,7 +109,7 @@ def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation; 1, which is upright, if the EXIF data is missing or broken."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # SyntaxError, struct.error, ...: the pixels are sound even where the EXIF data is broken
+    except Exception:  # SyntaxError, struct.error, ...: the pixels may be intact even if the EXIF data is broken
         return 1
 
 

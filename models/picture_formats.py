@@ -28,7 +28,7 @@ _BRANDS = {
 
 
 def not_a_picture(data: bytes) -> str:
-    """Describe data that is no picture of a known format, as part of a sentence. data: at least its start."""
+    """Describe data that is not a picture of a known format, as part of a sentence. data: at least its start."""
     if not data:
         return "is empty"
     start = data[:200].lstrip().lower()

@@ -101,7 +101,7 @@ def consult(
         if copied:
             grams = NGrams.of(references.tokens)
             to_others = weighted_similarities(grams, grams, references.norms, weights, kept.frequencies)
-            to_itself = (references.norms > 0).mean(axis=1)  # less than 1 where a caption has fewer than 4 words
+            to_itself = (references.norms > 0).mean(axis=1)  # less than 1 if a caption has fewer than 4 words
             to_others = np.maximum(to_others - weights * to_itself, 0)
             copy = _most_similar(references.tokens, to_others, copied)
         consulted.append(Consulted(pictures, cosines, similarities, copy))

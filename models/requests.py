@@ -93,7 +93,7 @@ def answer(
 
 
 def decoding_of(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of `caption` for a request's parameters; ValueError for one that is out of bounds."""
+    """Return the arguments of `caption` for a request's parameters; ValueError if one is out of bounds."""
     given = dict(params or {})
     decoding = {
         "attention": bool(given.get("return_attention")),

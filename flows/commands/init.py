@@ -251,7 +251,7 @@ def _empty_splits(found: Survey) -> list[str]:
 
 
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
-    """Return the settings of `data` with paths below the config's folder made relative to it."""
+    """Return the settings of `data`, with paths below the config's folder relative to it."""
     folder = config.absolute().parent
 
     def relative(value: Any) -> Any:

@@ -22,7 +22,7 @@ from . import BACKBONES, LIBRARIES
 class Declared:
     """The declared properties of a backbone.
 
-    channels: C; None where it is known only once the network has run. stride: pixels per grid position: a photograph
+    channels: C; None if it is known only after the network has run. stride: pixels per grid position: a photograph
     of S px becomes S / stride positions a side, rounded up or down depending on the network's padding. statistics,
     interpolation: how the photographs that the published weights were trained on were normalised and resized.
     """
@@ -42,7 +42,7 @@ class Backbone(nn.Module):
 
     features: the network up to its last spatial map (N, C, h, w). head: name prefixes of the classifier's weights,
     which a weight file may contain and which are not used. prefix: the prefix of all weight names in such a file.
-    published: name of torchvision's weight enum, or `timm:MODEL`; None where no weights are published. blocks: for each
+    published: name of torchvision's weight enum, or `timm:MODEL`; None if no weights are published. blocks: for each
     block, in order, its weights' names or their prefixes; the stem belongs to no block. grid: the side that the map is
     average-pooled to (adaptive); None for no pooling.
     """

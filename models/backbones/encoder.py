@@ -64,7 +64,7 @@ class Encoder:
     def _chunk_size(self, count: int, pixels: int) -> int:
         """Return how many of `count` photographs of `pixels` each are encoded at once.
 
-        All chunks get the same size where `count` allows it.
+        All chunks get the same size if `count` allows it.
         """
         if self.device.type != "cpu":
             return count

@@ -182,7 +182,7 @@ class Decoder(nn.Module, ABC):
         """
 
     def for_inference(self) -> Stepper:
-        """Return an object whose `start` and `step` are arranged for speed, with the weights as they are now.
+        """Return an object whose `start` and `step` are optimised for speed, with the current weights.
 
         Call it in evaluation mode only.
         """

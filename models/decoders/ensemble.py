@@ -68,7 +68,7 @@ class Ensemble(nn.ModuleList):
         return _log_mean([logits for logits, _ in outputs]), EnsembleState(tuple(states for _, states in outputs))
 
     def for_inference(self) -> Ensemble:
-        """Return an ensemble whose `start` and `step` are arranged for speed, with the members' weights as now."""
+        """Return an ensemble whose `start` and `step` are optimised for speed, with the members' current weights."""
         ensemble = Ensemble(members_of(self))
         ensemble._steppers = [member.for_inference() for member in members_of(self)]
         return ensemble

@@ -148,7 +148,7 @@ class RecurrentDecoder(Decoder):
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
         compiled = self._compiled_step if words.shape[:2] == self._compiled_for else None
-        if compiled is not None or words.device.type != "cpu":  # where the host does not know which captions have ended
+        if compiled is not None or words.device.type != "cpu":  # a GPU's host cannot know which captions have ended
             gates = self.word_gates(embedded)
             states = LSTMState.stack(self._teacher_force(state, gates, compiled or self.joined_step))
         else:
@@ -176,7 +176,7 @@ class RecurrentDecoder(Decoder):
         return StepWeights(torch.cat([layer.weight for layer in layers]), context)
 
     def query_biases(self) -> Tensor:
-        """Return the biases of all query layers together, (A,); zeros where a layer has none."""
+        """Return the biases of all query layers together, (A,); zeros if a layer has none."""
         zeros = self.hidden_gates.weight.new_zeros
         layers = self.query_layers().values()
         biases = [zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]

@@ -107,7 +107,7 @@ class Transformer(Decoder):
             layer.compile(dynamic=True, mode=self.compile_mode)
 
     def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, KVCache]:
-        """Read T words, tokens (N, R, T), after those of `state`. T may be over 1 only if `state` has no words yet.
+        """Read T words, tokens (N, R, T), after the words of `state`. T may be over 1 only if `state` has none yet.
 
         layout: the words that are computed, (M,). Returns the features (M, H) that the head reads, and the state after
         the words.

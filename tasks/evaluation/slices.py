@@ -1,6 +1,6 @@
 """Scores by slice: how good captions are on parts of the pictures.
 
-The gender of people is that of the references' words, as in Hendricks et al. (2018, "Women also snowboard").
+The gender of people is taken from the references' words, as in Hendricks et al. (2018, "Women also snowboard").
 """
 
 from __future__ import annotations

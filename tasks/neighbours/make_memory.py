@@ -115,7 +115,7 @@ def _new_ids(before: Path, now: Path) -> Ids:
 def join_memory(
     before: Memory, captions: KeptCaptions, grids: GridReader, pictures: Sequence[CaptionedPicture], words: Ids
 ) -> Memory:
-    """Return a memory of pictures, followed by those of an earlier memory, whose mean and axes are kept.
+    """Return a memory of pictures, followed by the pictures of an earlier memory, whose mean and axes are kept.
 
     captions: of the earlier memory. words: maps its token ids to the new ones, as `_new_ids` returns.
     """

@@ -49,7 +49,7 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
 
 
 def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the values merged over those of their `preset`: a known preset or a YAML file, which may have one too.
+    """Return the values merged over those of their `preset`: a known preset, or a YAML file with its own `preset`.
 
     ancestors: the presets that led here. Raises ValueError if `preset` is not a name, is unknown or missing, or is
     based on itself; AttendError for a file that is not a mapping in YAML.

@@ -1,4 +1,4 @@
-// The parts that the report and the comparison are built of.
+// Elements shared by the report and the comparison.
 "use strict";
 
 const Page = (() => {

@@ -1,4 +1,4 @@
-// Words of a caption that show, over its photograph, where the model looked for each of them.
+// The words of a caption; each shows, over the photograph, where the model looked for it.
 "use strict";
 
 const Heat = (() => {
@@ -13,14 +13,14 @@ const Heat = (() => {
 
   // map: height x width numbers, any scale.
   function paint(canvas, map, height, width) {
-    // Where it looked everywhere alike, nothing is lit: the brightest has three times the mean, or more.
+    // A uniform map lights nothing: full brightness is at three times the mean, or more.
     const mean = map.reduce((sum, value) => sum + value, 0) / map.length;
     const most = Math.max(...map, 3 * mean, 1e-9);
     const small = document.createElement("canvas");
     small.width = width;
     small.height = height;
     const pixels = new ImageData(width, height);
-    // Where it looked little, the photograph shows through, darker.
+    // Where the model looked little, the photograph shows through, darker.
     map.forEach((value, at) => pixels.data.set([...colour(value / most), 120 + 90 * (value / most)], 4 * at));
     small.getContext("2d").putImageData(pixels, 0, 0);
     canvas.width = canvas.height = 256;
@@ -29,9 +29,9 @@ const Heat = (() => {
     context.drawImage(small, 0, 0, canvas.width, canvas.height);
   }
 
-  // One button a word in `line`; passing over one, or reaching it by keyboard, lays its map over the photograph, and
-  // pressing it keeps it there. maps: one a word, or none where the model does not attend. probabilities: of each word, or
-  // none; the line below a word is as dark as it is likely. reached: called with the place of a word that is reached.
+  // Adds one button per word to `line`. Hovering over a button or focusing it lays its map over the photograph; pressing
+  // it keeps the map there. maps: one per word, or none if the model does not attend. probabilities: of each word, or
+  // none; the likelier a word is, the darker is the line below it. reached: called with the index of a focused word.
   function words(line, frame, canvas, tokens, maps, height, width, probabilities = [], reached = null) {
     let kept = null;
     frame.classList.remove("on");
@@ -71,7 +71,7 @@ const Heat = (() => {
 
   const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-  // The photograph of a card (tasks/evaluation/cards.py) and the line of its words. alt: what it shows, in words.
+  // The photograph of a card (tasks/evaluation/cards.py) and the line of its words. alt: a description of it.
   function card(item, alt) {
     const [frame, image, canvas, line] = ["div", "img", "canvas", "div"].map((tag) => document.createElement(tag));
     frame.className = "looked";
