@@ -36,9 +36,9 @@ from tasks.datasets.webdataset import TEXTS, json_fields, picture_suffixes, samp
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not searched for captions
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
-_FEW_LETTERS = 0.3  # share of a line's signs
-_SEVERAL = 5  # texts from which one says what others are like
-_WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
+_FEW_LETTERS = 0.3  # share of a line's characters
+_SEVERAL = 5  # the fewest texts that may be generalised from
+_WORDS = 8  # of a text: further words do not make it likelier to be a caption
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Reading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should look at."""
+        """Return the notes that `attend init` prints."""
         texts = self.found.texts
         odd = list(odd_texts(texts))
-        if self.options["adapter"] != "texts":  # whose lines were looked at
+        if self.options["adapter"] != "texts":  # their lines were examined before
             odd += odd_beginnings(texts, len(texts))
         return (*self.found.notes, *(f"{self.file}: {note}" for note in odd))
 

@@ -13,8 +13,8 @@ from tasks.common.wording import shortened
 from tasks.datasets.base import SPLIT_NAMES
 from tasks.datasets.records import columns_of, listed_texts, text_of
 
-FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
-# Names of columns of captions, the likelier first.
+FEWEST_WORDS = 3  # mean number of words of a column's texts, from which they could be captions
+# Names of caption columns, likeliest first.
 _SURE_NAMES = (
     *("caption", "captions", "sentence", "sentences", "description", "raw", "alt", "alt_text", "text", "texts"),
     *("conversations", "messages", "beschriftung", "bildunterschrift", "beschreibung", "l\u00e9gende", "legende"),
@@ -26,9 +26,9 @@ SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
 _BETWEEN = ("||", "###", "|", "\n")  # separators of the captions in a cell
 NO_TEXTS = "no column of texts"  # in the message about a table that only names pictures
 _NEARLY_ALL = 0.9
-_SEVERAL = 5  # texts from which one says what others are like
+_SEVERAL = 5  # the fewest texts that may be generalised from
 _SOME, _HALF = 0.2, 0.5
-_FEW_WORDS = 1.5  # of texts that are classes
+_FEW_WORDS = 1.5  # mean number of words below which texts are classes
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
 # Words in the names of columns that mark good or bad rows, and the values of such columns.
 _VERDICT_NAMES = re.compile(
@@ -155,7 +155,7 @@ def _likeness(name: str) -> tuple[int, int]:
 
 
 def unnumbered(name: str) -> str:
-    """Return a column's name without its number; the name as it is where it has none."""
+    """Return a column's name with `#` in place of its number; unchanged if it has none."""
     return re.sub(r"[ _.-]?\d+$", "#", str(name))
 
 

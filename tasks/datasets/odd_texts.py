@@ -1,4 +1,4 @@
-"""What is odd about the texts of a data set, which are read as they are: `attend init` says it."""
+"""Finding texts that are unusual for captions. They are read as they are, and `attend init` prints a note."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from tasks.common.wording import listed, shortened
 
 _HALF, _NEARLY_ALL, _SOME, _TENTH = 0.5, 0.9, 0.2, 0.1  # shares of the texts
-_SEVERAL = 5  # texts from which one says what others are like
+_SEVERAL = 5  # the fewest texts that may be generalised from
 _LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Caption: a dog`
 _MARK = re.compile(r"\s*(\d+[.)]|[-*\u2022\u2013])\s")  # at the beginning of a line, as `1. a dog` or `- a dog`
 _SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
@@ -18,7 +18,7 @@ _FEWEST_WORDS = 2  # of each part of a text, where a sign divides it
 
 
 def odd_texts(texts: Sequence[str]) -> Iterator[str]:
-    """Yield what is odd about texts: broken letters, markup, several captions in one, the same text many times."""
+    """Yield notes on texts with broken letters or markup, with several captions each, or repeated many times."""
     texts = [text.strip() for text in texts]
     foreign = [text for text in texts if not text.isascii()]
     broken = [text for text in foreign if _repaired(text) != text]
@@ -42,7 +42,7 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
 
 
 def odd_beginnings(lines: Sequence[str], texts: int) -> Iterator[str]:
-    """Yield what many lines begin with that may be no part of the captions. texts: the number of texts of the lines."""
+    """Yield notes on labels and list marks at the beginning of many lines. texts: the number of texts with these lines."""
     labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
     often = [label for label, times in labels.items() if times > _HALF * texts]
     if texts >= _SEVERAL and often:

@@ -24,9 +24,9 @@ _COPIES = re.compile(
 )
 _NUMBER = re.compile(r"\d{1,15}(\.0)?")  # a picture's number, which a table may have written as a float
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,15})$")
-_CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as Flickr8k has it
-_UPLOADED = re.compile(r"(?<![^/])[0-9a-f]{8}-(?=[^/]+$)")  # before a name, as Label Studio has it of uploaded files
-_SHOWN = 3  # of the files that a name may mean
+_CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as in Flickr8k
+_UPLOADED = re.compile(r"(?<![^/])[0-9a-f]{8}-(?=[^/]+$)")  # Label Studio puts it before the names of uploaded files
+_SHOWN = 3  # files listed for an ambiguous name
 
 
 class PictureFinder:
