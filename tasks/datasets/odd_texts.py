@@ -42,7 +42,7 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
 
 
 def odd_beginnings(lines: Sequence[str], texts: int) -> Iterator[str]:
-    """Yield notes on labels and list marks at the beginning of many lines. texts: the number of texts with these lines."""
+    """Yield notes on labels and list marks at the beginning of many lines. texts: how many texts have these lines."""
     labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
     often = [label for label, times in labels.items() if times > _HALF * texts]
     if texts >= _SEVERAL and often:
