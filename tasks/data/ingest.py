@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from tasks.common.section import Section
 from tasks.common.wording import counts_in_words
-from tasks.config.schema import Config
 from tasks.data.inputs import digests_of
 from tasks.datasets.base import SPLITS, DatasetOptions
 from tasks.pipeline.ledger import Artifact, KeyParts, Outcome
@@ -97,8 +96,3 @@ class Ingest(Stage):
         from tasks.data.manifest import write_manifest
 
         return write_manifest(self.data, self.machine, work.inputs, work.out)
-
-
-def ingest(config: Config) -> Ingest:
-    """Return the stage that reads a config's data set."""
-    return Ingest(machine=config.machine, data=config.data)

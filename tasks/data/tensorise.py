@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from tasks.common.files import digest_of_file
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
 from tasks.config.starting_point import VOCABULARY, StartingPoint
 from tasks.data.ingest import Ingest
@@ -62,8 +61,3 @@ class Tensorise(Stage):
 
         joined = [] if self.start is None else read_vocabulary(self.start.folder).words
         return write_captions(self.captions, work.artifacts[self.manifest], work.out, joined)
-
-
-def tensorise(config: Config, manifest: Ingest) -> Tensorise:
-    """Return the stage that turns a manifest's captions into token ids."""
-    return Tensorise(machine=config.machine, captions=config.captions, manifest=manifest, start=config.starting_point)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.stages import EvaluationConfig
 from tasks.neighbours.remember import Remember
 from tasks.pipeline.ledger import Outcome
@@ -65,8 +64,3 @@ class Evaluate(Stage):
         trained, remembered = work.artifacts[self.decoder], work.artifacts[self.memory]
         sources = self.decoder.sources(work)
         return evaluate_decoder(self.evaluation, self.machine, trained, remembered, sources, work.out)
-
-
-def evaluate(config: Config, decoder: DecoderStage, memory: Remember) -> Evaluate:
-    """Return the stage that captions held-out pictures with a decoder and scores the captions."""
-    return Evaluate(machine=config.machine, evaluation=config.evaluation, decoder=decoder, memory=memory)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.stages import GridsConfig
 from tasks.data.ingest import Ingest
 from tasks.datasets.base import DatasetOptions
@@ -88,10 +87,3 @@ class Extract(Stage):
         tuned = None if self.tuned is None else work.artifacts[self.tuned]
         identity = identity_of(self.grids, work.inputs["weights"] if tuned is None else tuned.products["backbone"])
         return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks or ExtractHooks())
-
-
-def extract(config: Config, manifest: Ingest, tuned: BackboneStage | None = None, suffix: str = "") -> Extract:
-    """Return the stage that extracts the grids of a manifest's pictures."""
-    return Extract(
-        machine=config.machine, suffix=suffix, grids=config.grids, data=config.data, manifest=manifest, tuned=tuned
-    )

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from tasks.common.files import digest_of_file
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.stages import MemoryConfig
 from tasks.config.starting_point import MEMORY, StartingPoint
 from tasks.data.tensorise import Tensorise
@@ -56,10 +55,3 @@ class Remember(Stage):
 
         grids, captions = work.artifacts[self.grids], work.artifacts[self.captions]
         return write_memory(self.memory, self.machine, grids, captions, work.key, work.out, self._joined())
-
-
-def remember(config: Config, grids: Extract, captions: Tensorise) -> Remember:
-    """Return the stage that builds a captioner's memory."""
-    return Remember(
-        machine=config.machine, memory=config.memory, grids=grids, captions=captions, start=config.starting_point
-    )

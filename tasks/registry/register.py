@@ -82,8 +82,3 @@ def _encoder_inputs(encoder: EncoderConfig, machine: MachineConfig) -> dict[str,
             raise AttendError(f"encoder.projection: {path}: no such file")
         digests["projection"] = Digests(machine.folder / "digests.sqlite").of([path])[path]
     return digests
-
-
-def register(config: Config, scores: Evaluate) -> Register:
-    """Return the stage that registers a scored captioner."""
-    return Register(machine=config.machine, config=config, scores=scores)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Work
@@ -45,15 +44,3 @@ class SelfCritical(DecoderStage):
             work.out,
             (hooks or DecoderHooks()).epoch_done,
         )
-
-
-def self_critical(config: Config, section: SelfCriticalConfig, trained: DecoderStage) -> SelfCritical:
-    """Return the stage that trains the decoder of `trained` further, by rewards."""
-    return SelfCritical(
-        machine=config.machine,
-        decoder=config.decoder,
-        self_critical=section,
-        trained=trained,
-        grids=trained.grids,
-        captions=trained.captions,
-    )

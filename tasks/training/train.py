@@ -17,7 +17,6 @@ from tasks.common.log import log
 from tasks.common.section import Section
 from tasks.config.decoder import DecoderConfig
 from tasks.config.presets import CHAMPION
-from tasks.config.schema import Config
 from tasks.config.starting_point import StartingPoint
 from tasks.config.training import TrainingConfig
 from tasks.data.tensorise import Tensorise
@@ -119,16 +118,3 @@ class Train(DecoderStage):
             check_backbone(start.folder, self.grids.grids, start.name)
         outcome = fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done, start)
         return replace(outcome, notes=[*notes, *outcome.notes])
-
-
-def train(config: Config, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
-    """Return the stage that trains the decoder on cached grids by teacher forcing. suffix: of the stage's name."""
-    return Train(
-        machine=config.machine,
-        suffix=suffix,
-        decoder=config.decoder,
-        training=config.training,
-        start=config.starting_point,
-        grids=grids,
-        captions=captions,
-    )

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config
 from tasks.config.training import TuningConfig
-from tasks.data.tensorise import Tensorise
 from tasks.datasets.base import DatasetOptions
-from tasks.grids.extract import BackboneStage, Extract
+from tasks.grids.extract import BackboneStage
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Work
@@ -79,13 +77,3 @@ class TunedDecoder(DecoderStage):
         from tasks.training.fit_decoder import adopt_decoder
 
         return adopt_decoder(work.artifacts[self.tuned], work.out, (hooks or DecoderHooks()).epoch_done)
-
-
-def tuned_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> TunedDecoder:
-    """Return the stage that takes over the decoder that was tuned; grids: of the tuned backbone."""
-    return TunedDecoder(machine=config.machine, decoder=config.decoder, tuned=tuned, grids=grids, captions=captions)
-
-
-def tune(config: Config, tuning: TuningConfig, frozen: Train) -> Tune:
-    """Return the stage that fine-tunes the backbone whose grids the decoder of `frozen` was trained on."""
-    return Tune(machine=config.machine, tuning=tuning, data=config.data, frozen=frozen)
