@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import filelock
+from pydantic import TypeAdapter
 
 from flows.registered.review_queue import QueueOptions, questions_of
 from flows.review.question_views import QuestionViews
@@ -27,9 +27,9 @@ from tasks.datasets.corrections import Answer, add_answers, answers_lock, read_a
 from tasks.mlflow_store.versions import find_captioner
 from tasks.registry.reviewed import note_answers
 from tasks.review.assignments import KEPT, Asked, Assignments, Held
-from tasks.review.queue import Question
 
 TOKEN = "ATTEND_REVIEW_TOKEN"  # the name of a variable
+_HELD = TypeAdapter(dict[str, Held])
 
 
 def serve_review(options: QueueOptions, host: str, port: int) -> int:
@@ -113,32 +113,15 @@ class AnswerFile:
         return self._before
 
     def hold(self, held: Mapping[str, Held]) -> None:
-        values = {
-            person: {
-                "question": vars(one.asked.question),
-                "chosen": one.asked.chosen,
-                "model": one.asked.model,
-                "undo": one.undo,
-                "answers": one.answers,
-                "heard": one.heard,
-            }
-            for person, one in held.items()
-        }
-        write_atomically(self._held, json.dumps(values))
+        write_atomically(self._held, _HELD.dump_json(dict(held)).decode())
 
     def _read_held(self) -> dict[str, Held]:
         """Return what people have of whom something was heard lately.
 
         Nothing where the file is not there or damaged: they are asked something else then.
         """
-        found = {}
         try:
-            for person, values in json.loads(self._held.read_text(encoding="utf-8")).items():
-                asked = Asked(Question(**values["question"]), values["chosen"], values["model"])
-                held = Held(asked, values["undo"], int(values["answers"]), float(values["heard"]))
-                texts = (asked.question.picture, asked.question.name, asked.question.shown, asked.chosen, asked.model)
-                if all(isinstance(text, str) for text in texts) and time.time() - held.heard < KEPT:
-                    found[person] = held
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            found = _HELD.validate_json(self._held.read_bytes(), strict=True)
+        except (OSError, ValueError):
             return {}
-        return found
+        return {person: one for person, one in found.items() if time.time() - one.heard < KEPT}
