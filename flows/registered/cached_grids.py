@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.common.errors import reason_of
 from tasks.common.log import log
 from tasks.grids.identity import Identity
 from tasks.grids.index import IDENTITY, INDEX
@@ -55,5 +56,5 @@ def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
                 table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
                 numbers |= set(table["shard"].to_pylist())
         except (OSError, pa.ArrowException) as error:  # damaged, or removed meanwhile
-            log.warning(f"{other.with_name(INDEX)}: is not used: {' '.join(str(error).split())[:120]}")
+            log.warning(f"{other.with_name(INDEX)}: is not used: {reason_of(error)}")
     return numbers

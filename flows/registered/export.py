@@ -12,7 +12,7 @@ from models.options import Runtime
 from tasks.captioner.bundle import ORIGIN, is_whole, seal
 from tasks.captioner.exported.folder import write_exported
 from tasks.captioner.load_bundle import check_bundle
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import BUNDLE, bundle_of, download
@@ -75,7 +75,7 @@ def _captioner_in(bundle: Path, address: str) -> Captioner:
     try:
         return Captioner.load(bundle)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = reason_of(error)
         raise AttendError(
             f"{address}: was registered by other code, which this cannot export ({reason}): run `attend run` again"
         ) from None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
 from tasks.datasets.base import OTHER_PICTURES, picture_files
 from tasks.datasets.huggingface import holds_pictures
@@ -101,7 +101,7 @@ class ParquetPictures:
         try:
             self._file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
+            raise AttendError(f"{path}: is not a Parquet file: {reason_of(error)}") from None
         schema = self._file.schema_arrow
         binary = [field.name for field in schema if holds_pictures(field.type)]
         if len(binary) != 1:
@@ -147,7 +147,7 @@ class ParquetPictures:
                     number += 1
                 yield batch
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
+            raise AttendError(f"{self._path}: is damaged: {reason_of(error)}") from None
 
 
 Pictures = PictureFiles | ParquetPictures

@@ -13,7 +13,7 @@ from flows.serving.responses import ModelInfo
 from models.captioned import takes_grids
 from models.requests import CaptionRow, Params
 from tasks.captioner.load_bundle import LoadedBundle, example
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 
 _LOG = logging.getLogger("attend.serve")
 
@@ -115,7 +115,7 @@ class Served(ABC):
                 _LOG.info("serving %s", self.current.name)
             self.failure = None
         except Exception as error:
-            why = " ".join(str(error).split())[:200]
+            why = reason_of(error)
             if why != self.failure:
                 _LOG.warning("could not check for another model, still serving %s: %s", self.current.name, why)
             self.failure = why

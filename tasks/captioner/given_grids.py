@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.config.schema import Config
 from tasks.config.stages import EncoderConfig
 from tasks.data.manifest import read_pictures
@@ -36,7 +36,7 @@ def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
     try:
         matrix = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise AttendError(f"encoder.projection: {path}: cannot be read: {' '.join(str(error).split())[:120]}") from None
+        raise AttendError(f"encoder.projection: {path}: cannot be read: {reason_of(error)}") from None
     if matrix.ndim != 2 or matrix.dtype.kind != "f" or channels not in matrix.shape or not np.isfinite(matrix).all():
         raise AttendError(
             f"encoder.projection: {path}: is {matrix.shape} {matrix.dtype}: a matrix of floats that gives {channels} "

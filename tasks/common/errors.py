@@ -47,6 +47,11 @@ def _one_line(message: str) -> str:
     return f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 4 :]}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an error of a library says, as a part of a message: in one line of 200 characters at most."""
+    return " ".join(str(error).split())[:200]
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Return whether the error means that the disk, or the user's quota on it, is full.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Protocol, TypeVar
 
-from tasks.common.errors import AttendError, TransientError
+from tasks.common.errors import AttendError, TransientError, reason_of
 from tasks.common.files import write_atomically
 
 _SETTINGS_FILE = "remote.json"  # in the cache's folder: the URL, and the limit in bytes
@@ -197,7 +197,7 @@ class Remote:
         except expected:
             raise
         except Exception as error:  # each storage's library, and the libraries it uses, raise exceptions of their own
-            message = " ".join(str(error).split())[:200] or type(error).__name__
+            message = reason_of(error) or type(error).__name__
             # A bucket that does not exist is not there a minute later either.
             kind = AttendError if isinstance(error, FileNotFoundError) else StorageError
             raise kind(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.section import NotInKey
 from tasks.datasets.base import Row, UnpackedOptions, require_file
 from tasks.datasets.faults import REFUSE, Faults
@@ -85,7 +85,7 @@ def _opened(file: Path) -> Iterator[Any]:
         except AttendError:
             raise
         except Exception as error:  # numpy and h5py raise various errors for a damaged file
-            raise AttendError(f"{file}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
+            raise AttendError(f"{file}: cannot be read as an array: {reason_of(error)}") from None
         names = list(arrays) if len(arrays) == 1 else [name for name in arrays if arrays[name].ndim in (3, 4)]
         if len(names) != 1:
             found = ", ".join(names) or "none"

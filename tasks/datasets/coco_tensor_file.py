@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.vocabulary import END, NULL, SPECIAL, START, UNK
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.datasets.base import Row, UnpackedOptions, require_file
 from tasks.datasets.faults import REFUSE, Faults
 
@@ -77,7 +77,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises various errors for a damaged file
-        raise AttendError(f"{path}: cannot be read as tensors: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{path}: cannot be read as tensors: {reason_of(error)}") from None
     if not isinstance(document, dict) or "train_images" not in document:
         raise AttendError(f"{path}: has no train_images: is it a coco.pt file?")
     return document

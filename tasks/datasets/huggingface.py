@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.files import check_name
 from tasks.datasets.base import Row, UnpackedOptions, file_splits, folder_split, parse_split
 from tasks.datasets.documents import read_json
@@ -129,7 +129,7 @@ def batches(path: Path) -> Iterator[Any]:
                 batch.validate(full=True)  # without this, Arrow reads a damaged file even beyond its end
                 yield from (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise AttendError(f"{path}: cannot be read: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{path}: cannot be read: {reason_of(error)}") from None
 
 
 def holds_pictures(kind: Any) -> bool:

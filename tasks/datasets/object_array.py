@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.files import check_text
 
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
@@ -146,7 +146,7 @@ def read_texts(path: Path) -> list[list[str]]:
                 array = _Unpickler(io.BytesIO(file.read())).load()
                 rows = array.rows() if isinstance(array, _Array) else None
     except Exception as error:  # numpy and pickle raise various errors for a damaged file
-        raise AttendError(f"{path}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{path}: cannot be read as an array: {reason_of(error)}") from None
     if not isinstance(rows, list):
         raise AttendError(f"{path}: holds no rows: an array of lists of texts is needed")
     found = [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]

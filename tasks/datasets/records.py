@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.datasets.base import SPLIT_NAMES, needs_text, numbered_lines
 from tasks.datasets.documents import parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
@@ -257,6 +257,6 @@ def _parquet_records(path: Path) -> Iterator[Record]:
         _check_names(path, table.column_names)
         records = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
+        raise AttendError(f"{path}: is not a Parquet file: {reason_of(error)}") from None
     for number, record in enumerate(records):
         yield f"{path}: row {number}", record

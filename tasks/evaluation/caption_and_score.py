@@ -26,7 +26,7 @@ from models.decoding_rules import Floats
 from models.options import Decoding
 from models.ranking import Ranked
 from models.vocabulary import Vocabulary
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture
@@ -107,7 +107,7 @@ def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCap
     try:
         columns = pq.read_schema(path).names
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
+        raise AttendError(f"{path}: cannot be read as Parquet: {reason_of(error)}") from None
     if not {"digest", "caption", "references", "facts"} <= set(columns):
         raise AttendError(f"{path}: has no references: it is not a predictions.parquet")
     try:
@@ -121,7 +121,7 @@ def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCap
             for row in rows
         }
     except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise AttendError(f"{path}: holds no captions with references: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{path}: holds no captions with references: {reason_of(error)}") from None
 
 
 def differing_scores(path: Path, recorded: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.errors import AttendError, check_format
+from tasks.common.errors import AttendError, check_format, reason_of
 from tasks.config.stages import GridsConfig
 from tasks.pipeline.ledger import digest_of
 
@@ -41,7 +41,7 @@ class Identity:
             digest_of(identity.as_dict)  # raises for values that have none, such as NaN
             return identity
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = " ".join(str(error).split())[:120]
+            reason = reason_of(error)
             raise AttendError(
                 f"{path}: cannot be read as the identity of grids ({reason}): restore it from a backup, or move its "
                 "folder away"

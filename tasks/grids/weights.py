@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.out_of_memory import is_out_of_memory
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.config.machine import MachineConfig
 from tasks.config.presets import CAPTIONER, WEIGHT_NAMES
 from tasks.config.stages import GridsConfig
@@ -235,8 +235,7 @@ def _file_state(weights: str) -> dict[str, Tensor]:
     except Exception as error:  # the unpickler alone raises a dozen types for a damaged file
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:160]
-        raise AttendError(f"grids.weights: {path}: not readable as weights: {reason}") from None
+        raise AttendError(f"grids.weights: {path}: not readable as weights: {reason_of(error)}") from None
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -301,8 +300,7 @@ def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
         return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
     except Exception as error:  # the hub's client, its HTTP library and sockets each raise other types
         raise AttendError(
-            f"grids.weights: {architecture} cannot be downloaded ({' '.join(str(error).split())[:120]}): "
-            "give a local file instead"
+            f"grids.weights: {architecture} cannot be downloaded ({reason_of(error)}): give a local file instead"
         ) from None
 
 

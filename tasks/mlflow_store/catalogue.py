@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.wording import minute
 from tasks.evaluation.report import REPORT
 from tasks.mlflow_store import tracking
@@ -76,7 +76,7 @@ def write_version_report(workspace: Path, address: str, out: Path) -> None:
     except MlflowException as error:
         raise AttendError(
             f"{address}: MLflow does not give its report, and may have lost the files of its run "
-            f"({' '.join(str(error).split())[:120]}): train and register it again with `attend run`"
+            f"({reason_of(error)}): train and register it again with `attend run`"
         ) from None
     except OSError as error:
         raise AttendError(f"{out}: {error.strerror or error}: give another file with --out") from None

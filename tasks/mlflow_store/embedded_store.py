@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 from pathlib import Path
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.files import flush, write_atomically
 
 DATABASE, VERSION = "mlflow.db", "mlflow.db.version"
@@ -52,7 +52,7 @@ def prepare_database(workspace: Path, may_write: bool = True) -> None:
     except Exception as error:
         if not database.is_file():
             raise
-        reason = " ".join(str(error).split())[:160]
+        reason = reason_of(error)
         raise AttendError(
             f"{database}: MLflow {mlflow.__version__} cannot upgrade it ({reason}): it is unchanged; install the "
             "version of MLflow that made it, or move it away"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.files import write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
@@ -113,7 +113,7 @@ class TrainingLog:
         try:
             self.epoch(row, best)
         except Exception as error:  # of MLflow, of the file system, and of the libraries that upload files
-            reason = " ".join(str(error).split())[:120]
+            reason = reason_of(error)
             log.warning(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.common.files import flush_all
 from tasks.common.object_storage import Remote
 from tasks.common.ports import why_silent
@@ -94,8 +94,7 @@ def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
         except (MlflowException, SQLAlchemyError) as error:
             if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return False
-            reason = " ".join(str(error).split())[:120]
-            raise AttendError(f"{workspace.root / DATABASE}: MLflow cannot read it ({reason})") from None
+            raise AttendError(f"{workspace.root / DATABASE}: MLflow cannot read it ({reason_of(error)})") from None
         return True
 
     try:

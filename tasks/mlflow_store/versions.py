@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.captioner.load_bundle import check_bundle, kept_digest
-from tasks.common.errors import AttendError, suggestion
+from tasks.common.errors import AttendError, reason_of, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
@@ -103,9 +103,7 @@ def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
         name, _, version = path.partition("/")
         return client.get_model_version(name, version)
     except MlflowException as error:
-        raise AttendError(
-            f"{address}: no such model (`attend models list` shows them): {' '.join(str(error).split())[:160]}"
-        ) from None
+        raise AttendError(f"{address}: no such model (`attend models list` shows them): {reason_of(error)}") from None
 
 
 def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
@@ -247,9 +245,7 @@ def aliases_of(workspace: Path, model: str) -> dict[str, str]:
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return {}
-            raise AttendError(
-                f"{model}: MLflow does not say who is champion ({' '.join(str(error).split())[:120]})"
-            ) from None
+            raise AttendError(f"{model}: MLflow does not say who is champion ({reason_of(error)})") from None
         return {alias: str(version) for alias, version in aliases.items()}
 
     return ask(workspace, f"aliases of {model}", answer) if tracking.is_embedded() else answer()

@@ -14,7 +14,7 @@ from typing import Any
 from tasks.captioner.bundle import ORIGIN, is_whole
 from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import check_bundle, kept_digest
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 from tasks.config.starting_point import StartingPoint
 from tasks.mlflow_store.embedded_store import DATABASE
 from tasks.mlflow_store.logged_model import BUNDLE
@@ -159,7 +159,7 @@ def _in_storage(url: str, workspace: Path) -> Path:
             raise AttendError(f"{_FIELD}: {url}: has no {DIGEST}: give the URL of an exported captioner")
         content = filesystem.cat_file(names[0])
     except (ImportError, ValueError, OSError) as error:
-        raise AttendError(f"{_FIELD}: {url}: cannot be read: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{_FIELD}: {url}: cannot be read: {reason_of(error)}") from None
     bundle = names[0].removesuffix(f"/{DIGEST}")
 
     def fetch(target: Path) -> Path:
@@ -186,8 +186,6 @@ def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[P
             fetch(partial).rename(folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise AttendError(
-                f"{_FIELD}: {shown}: cannot be downloaded: {' '.join(str(error).split())[:160]}"
-            ) from None
+            raise AttendError(f"{_FIELD}: {shown}: cannot be downloaded: {reason_of(error)}") from None
         shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -25,7 +25,7 @@ from models.decoders.base import State
 from models.decoders.ensemble import EnsembleState
 from models.onnx.captioner import OnnxCaptioner
 from models.vocabulary import FORBIDDEN
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, reason_of
 
 _ALPHAS = "alphas"
 _PICTURES, _ROWS, _WORDS = 2, 3, 2  # size of the example that the graphs are traced with
@@ -224,7 +224,7 @@ def _write(
             verbose=False,
         )
     except Exception as error:  # the exporter raises errors of many kinds
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        reason = reason_of(error.__cause__ or error)
         raise AttendError(
             f"registry.runtimes: onnx: the {what} cannot be exported: {type(error).__name__}: {reason}: leave onnx out"
         ) from error
