@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
+from tasks.common.threads import run_ahead
 from tasks.datasets.base import OTHER_PICTURES, picture_files
 from tasks.datasets.huggingface import holds_pictures
 from tasks.pipeline.file_digests import Digests
@@ -70,24 +71,16 @@ class PictureFiles:
         file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
         files = sorted(file_by_digest.values())
         with ThreadPoolExecutor(8) as pool:
-            pending: list[list[Future[EncodedPicture | None]]] = []  # the next batch is read while one is captioned
-            for start in range(0, len(files), _BATCH):
-                pending.append([pool.submit(self._read, file) for file in files[start : start + _BATCH]])
-                if len(pending) > 1:
-                    yield _readable(pending.pop(0))
-            for batch in pending:
-                yield _readable(batch)
+            starts = range(0, len(files), _BATCH)
+            read = (list(pool.map(self._read, files[start : start + _BATCH])) for start in starts)
+            for batch in run_ahead(read, 1):  # the next batch is read while one is captioned
+                yield [picture for picture in batch if picture is not None]
 
     def _read(self, file: Path) -> EncodedPicture | None:
         try:
             return EncodedPicture(self._name(file), self._digests[file], file.read_bytes())
         except OSError:
             return None
-
-
-def _readable(batch: list[Future[EncodedPicture | None]]) -> list[EncodedPicture]:
-    """Return the pictures of a batch that could be read, when all have been tried."""
-    return [picture for future in batch if (picture := future.result()) is not None]
 
 
 class ParquetPictures:
