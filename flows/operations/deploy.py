@@ -17,6 +17,7 @@ from tasks.common.errors import AttendError
 
 POOL = "attend"
 PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
+WORKER = [*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
 _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
 _ROOT = Path(__file__).resolve().parents[2]  # of the packages: the repository, or where they are installed
 

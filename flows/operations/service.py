@@ -22,7 +22,7 @@ from typing import Literal
 
 import filelock
 
-from flows.operations.deploy import POOL, PREFECT, ServiceOptions, check_project, deploy, logs_of, prefect_file
+from flows.operations.deploy import PREFECT, WORKER, ServiceOptions, check_project, deploy, logs_of, prefect_file
 from flows.operations.flow_runs import end_dead_runs, environment_of, paused_pool, stop_runs
 from flows.operations.prefect_server import LINE_SECONDS, LocalServer, wait_or_start_again, wait_until_healthy
 from flows.operations.prefect_settings import environment
@@ -89,15 +89,8 @@ def up(options: ServiceOptions) -> Service:
     logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
     (logs / "service.log").unlink(missing_ok=True)
-    with (logs / "service.log").open("ab") as log_file:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "flows.operations.service", json.dumps(asdict(options))],
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-            start_new_session=True,
-            cwd=project,
-        )
+    command = [sys.executable, "-m", "flows.operations.service", json.dumps(asdict(options))]
+    supervisor = _start("service", command, None, workspace, project)
     log.info(f"starting Prefect's server, worker and the deployments of {prefect_file(project)}; logs are in {logs}")
     started = reported = time.monotonic()
     try:
@@ -181,7 +174,7 @@ def supervise(options: ServiceOptions) -> None:
         env[MLFLOW_UI] = mlflow
     programs = {
         "server": ([*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)], env),
-        "worker": ([*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"], env),
+        "worker": (WORKER, env),
     }
     children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -229,9 +222,12 @@ def supervise(options: ServiceOptions) -> None:
 
 
 def _start(
-    name: str, command: list[str], env: dict[str, str], workspace: Path, project: Path
+    name: str, command: list[str], env: dict[str, str] | None, workspace: Path, project: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a program as the leader of a new process group, with its output appended to `NAME.log`."""
+    """Start a program as the leader of a new process group, with its output appended to `NAME.log`.
+
+    env: None for the environment of this process.
+    """
     with (logs_of(workspace) / f"{name}.log").open("ab") as log_file:
         return subprocess.Popen(
             command,

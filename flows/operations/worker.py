@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from flows.operations.deploy import POOL, PREFECT, ServiceOptions, check_project, deploy, logs_of
+from flows.operations.deploy import POOL, WORKER, ServiceOptions, check_project, deploy, logs_of
 from flows.operations.local_run import check_server
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
@@ -34,5 +34,4 @@ def become_worker(options: ServiceOptions) -> NoReturn:
     deploy(options, env)
     log.info(f"a worker of the pool {POOL} at {env[_API]}, until SIGTERM or Ctrl-C")
     os.chdir(project)
-    command = [*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
-    os.execvpe(command[0], command, env)
+    os.execvpe(WORKER[0], WORKER, env)
