@@ -6,7 +6,6 @@ import html
 import importlib.resources
 import os
 import random
-import string
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -23,8 +22,8 @@ from tasks.config.schema import Config
 from tasks.data.manifest import files_by_digest, sizes_in_words
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.cards import thumbnail
-from tasks.evaluation.page_files import page_file
-from tasks.evaluation.report import REPORT, as_svg
+from tasks.evaluation.page_files import filled
+from tasks.evaluation.report import REPORT, as_svg, plot
 from tasks.grids.photographs import read_photograph
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.metrics import ScoredCaption
@@ -37,6 +36,7 @@ _FOLDER = "page"  # of a workspace
 _SHOWN = 8  # pictures with captions
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
+_PLOT = (6.4, 2.8)  # inches
 _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
 
 
@@ -58,10 +58,9 @@ def write_page(config: Config, statuses: Sequence[Status]) -> Path:
     history = read_history(config)
     path = page_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = string.Template((importlib.resources.files("flows.page") / "page.html").read_text(encoding="utf-8"))
-    text = page.substitute(
-        look=page_file("look.css"),
-        name=html.escape(config.name),
+    text = filled(
+        (importlib.resources.files("flows.page") / "page.html").read_text(encoding="utf-8"),
+        config.name,
         at=minute(time.time()),
         about=html.escape(f"{config.about}. " if config.about else ""),
         captions=_captions(config, statuses),
@@ -118,18 +117,13 @@ def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:
 
 def _growth(history: Sequence[RunRecord]) -> str:
     """Return a plot of the number of pictures of each split over time, as SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = plot(_PLOT, title="pictures")
     times: Any = [datetime.fromtimestamp(run.time, UTC) for run in history]
     for split, colour in _COLOURS.items():
         axis.plot(
             times, [run.counts.get(split, 0) for run in history], marker="o", markersize=3, color=colour, label=split
         )
-    axis.set(title="pictures")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     figure.autofmt_xdate()
     return as_svg(figure)
@@ -149,8 +143,8 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
     scored = [run for run in runs if score in run.scores]
     figure = ""
     if scored:
-        plot = _score_plot(scored, score, aliases.get("champion"))
-        figure = _figure(plot, f"{score} of each version, with its 95 % interval")
+        scores = _score_plot(scored, score, aliases.get("champion"))
+        figure = _figure(scores, f"{score} of each version, with its 95 % interval")
     rows = [
         (
             run.version,
@@ -177,10 +171,7 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
 
 def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> str:
     """Return a plot of the versions' scores, as SVG. champion: the version that is champion now."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = plot(_PLOT, title=f"{score} (diamond: champion)")
     for place, run in enumerate(runs):
         value, low, high = run.scores[score]
         is_champion = run.version == champion
@@ -189,8 +180,6 @@ def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> 
             color="#b3411e" if is_champion else "#8c867c", capsize=3,
         )  # fmt: skip
     axis.set_xticks(range(len(runs)), [f"v{run.version}" for run in runs])
-    axis.set(title=f"{score} (diamond: champion)")
-    axis.grid(alpha=0.25)
     return as_svg(figure)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import random
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.wording import listed
 from tasks.evaluation.cards import Card
-from tasks.evaluation.page_files import page_file, script_data
+from tasks.evaluation.page_files import page_of_data
 from tasks.evaluation.report import as_svg, comparison_data, plot
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
@@ -56,15 +55,12 @@ def write_comparison(
         ],
     }
     plots = "".join(f"<figure>{plot}</figure>" for plot in _plots(columns))
-    page = string.Template(page_file("comparison.html")).substitute(
-        title=html.escape(listed([column.name for column in columns])),
+    page = page_of_data(
+        "comparison",
+        listed([column.name for column in columns]),
+        data,
         pictures=html.escape(pictures),
-        look=page_file("look.css"),
         plots=f'<h2>Learning curves</h2><div class="plots">{plots}</div>' if plots else "",
-        data=script_data(data),
-        heat=page_file("heat.js"),
-        elements=page_file("elements.js"),
-        script=page_file("comparison.js"),
     )
     path.write_text(page, encoding="utf-8")
 

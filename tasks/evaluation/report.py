@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import io
 import random
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 from models.options import Decoding
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.cards import cards_of, is_grid
-from tasks.evaluation.page_files import page_file, script_data
+from tasks.evaluation.page_files import page_of_data
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
 from tasks.grids.reader import GridReader
 from tasks.metrics import NAMES, ScoredCaption
@@ -116,15 +114,12 @@ def write_report(
     certainty = [] if judged is None or isinstance(judged, str) else [_reliability_plot(judged), _coverage_plot(judged)]
     if history:
         plots = [*_training_plots(history), *plots]
-    page = string.Template(page_file("report.html")).substitute(
-        title=html.escape(title),
-        look=page_file("look.css"),
+    page = page_of_data(
+        "report",
+        title,
+        data,
         plots="".join(f"<figure>{plot}</figure>" for plot in plots),
         certainty="".join(f"<figure>{plot}</figure>" for plot in certainty),
-        data=script_data(data),
-        heat=page_file("heat.js"),
-        elements=page_file("elements.js"),
-        script=page_file("report.js"),
     )
     path.write_text(page, encoding="utf-8")
 
@@ -163,11 +158,11 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
     return text
 
 
-def plot(**labels: Any) -> tuple[Any, Any]:
-    """Return a figure and its axis with these labels and limits."""
+def plot(size: tuple[float, float] = (5.2, 3.2), **labels: Any) -> tuple[Any, Any]:
+    """Return a figure and its axis with these labels and limits. size: width and height, in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     axis.set(**labels)
     axis.grid(alpha=0.25)

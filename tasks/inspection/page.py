@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from models.encoded_pictures import decode
 from tasks.common.wording import counted
 from tasks.evaluation.cards import thumbnail
-from tasks.evaluation.page_files import page_file
+from tasks.evaluation.page_files import filled
 from tasks.inspection.record import (
     ALIKE,
     DOUBTFUL,
@@ -56,9 +55,9 @@ def write_page(title: str, record: InspectionRecord, folder: Path, files: Mappin
         rows[row["kind"]].append(row)
     sections = [_section(kind, rows[kind], record["counts"].get(kind, 0), files) for kind in _KINDS]
     template = importlib.resources.files("tasks.inspection") / "inspection.html"
-    page = string.Template(template.read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
-        look=page_file("look.css"),
+    page = filled(
+        template.read_text(encoding="utf-8"),
+        title,
         seen=f"{counted(record['captions'], 'caption')} compared with their pictures, and "
         f"{counted(record['pictures'], 'picture')} with each other.",
         drift=html.escape(_sentence(describe_drift(record["drift"]))),
