@@ -88,14 +88,6 @@ def paused_pool(api: str) -> Iterator[None]:
         ask(pool, {"is_paused": paused}, "PATCH")
 
 
-def end_dead_runs(api: str, state: Literal["CANCELLED", "CRASHED"], why: str) -> list[str]:
-    """Give the state to all runs that have not ended and whose process is gone; return their names."""
-    dead = [run for run in unfinished_runs(api) if not run.is_alive()]
-    for run in dead:
-        end(api, run, state, why)
-    return [run.name for run in dead]
-
-
 def end(api: str, run: FlowRun, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
     """Set a run's final state at the server, which frees its place in its deployment, unless it has ended meanwhile."""
     if ask(f"{api}/flow_runs/{run.id}", None)["state_type"] not in _UNFINISHED:

@@ -23,7 +23,7 @@ from typing import Literal
 import filelock
 
 from flows.operations.deploy import PREFECT, WORKER, ServiceOptions, check_project, deploy, logs_of, prefect_file
-from flows.operations.flow_runs import end_dead_runs, environment_of, paused_pool, stop_runs
+from flows.operations.flow_runs import end, environment_of, paused_pool, stop_runs, unfinished_runs
 from flows.operations.prefect_server import LINE_SECONDS, LocalServer, wait_or_start_again, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
@@ -287,12 +287,12 @@ def _stop_child(children: dict[str, subprocess.Popen[bytes]], name: str) -> None
 def _end_dead_runs(api: str, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
     """End the flow runs whose process is gone, so that they do not hold the place of the next run."""
     try:
-        names = end_dead_runs(api, state, f"{why}; the next run continues where it stopped")
+        for run in unfinished_runs(api):
+            if not run.is_alive():
+                end(api, run, state, f"{why}; the next run continues where it stopped")
+                print(f"{run.name}: {state.lower()}: {why}", flush=True)
     except OSError as error:  # then the automation attend-zombies ends them
         print(f"runs whose process is gone could not be ended: {error}", flush=True)
-        return
-    for name in names:
-        print(f"{name}: {state.lower()}: {why}", flush=True)
 
 
 def _kill_group(group: int) -> None:
