@@ -130,14 +130,10 @@ class _DrainingServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         stop_at = time.monotonic() + _FIRST_REQUEST_SECONDS
-        while self._awaits_request() and not self.force_exit and time.monotonic() < stop_at:
+        connections = cast(set[PatientProtocol], self.server_state.connections)
+        while any(one.cycle is None for one in connections) and not self.force_exit and time.monotonic() < stop_at:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
-
-    def _awaits_request(self) -> bool:
-        """Return whether a connection waits for its first request."""
-        connections = cast(set[PatientProtocol], self.server_state.connections)
-        return any(connection.cycle is None for connection in connections)
 
 
 def _inherited() -> socket.socket | None:
