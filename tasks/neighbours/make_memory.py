@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,10 +121,9 @@ def join_memory(
     """
     _, pooled = _mean_and_pooled(grids, pictures)
     vectors = _half((pooled - before.mean) @ before.basis)
-    own = _different_captions(pictures)
-    tokens = np.concatenate([own.tokens, _small(words[captions.tokens])])
-    lengths = np.concatenate([own.lengths, captions.lengths])
-    counts = np.concatenate([own.counts, captions.counts])
+    earlier = (_small(words[captions.tokens]), captions.lengths, captions.counts)
+    both = zip(_different_captions(pictures), earlier, strict=True)
+    tokens, lengths, counts = (np.concatenate(parts) for parts in both)
     rows = [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])]
     ends = np.cumsum(counts)
     references = [padded(rows[end - count : end]) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
@@ -159,20 +158,14 @@ def _principal_axes(centred: Floats, size: int) -> Floats:
     return basis
 
 
-class _Captions(NamedTuple):
-    """The captions of pictures, in the form of `KeptCaptions`."""
-
-    tokens: npt.NDArray[Any]
-    lengths: npt.NDArray[Any]
-    counts: npt.NDArray[Any]
-
-
-def _different_captions(pictures: Sequence[CaptionedPicture]) -> _Captions:
-    """Return the captions of pictures, without a picture's repeated ones."""
+def _different_captions(
+    pictures: Sequence[CaptionedPicture],
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return tokens, lengths and counts, as in `KeptCaptions`, without a picture's repeated captions."""
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
     lengths = np.array([len(caption) for caption in captions], np.uint16)
-    return _Captions(_small(np.concatenate(captions)), lengths, np.array([len(rows) for rows in different], np.uint16))
+    return _small(np.concatenate(captions)), lengths, np.array([len(rows) for rows in different], np.uint16)
 
 
 def _small(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
