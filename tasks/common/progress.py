@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -91,6 +91,15 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
         for item in items:
             yield item
             bar.advance()
+
+
+def in_parts(items: Sequence[Item], size: int, label: str) -> Iterator[Sequence[Item]]:
+    """Yield pictures, or what is of one each, `size` at a time, and show how many have been processed."""
+    with Bar(len(items), label, "pictures") as bar:
+        for start in range(0, len(items), size):
+            part = items[start : start + size]
+            yield part
+            bar.advance(len(part))
 
 
 def lasting(seconds: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from models.captioned import key_of_digest, takes_grids
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
-from tasks.common.progress import Bar
+from tasks.common.progress import in_parts
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
@@ -47,16 +47,13 @@ def rescore(
     pictures = read_pictures(manifest.path, evaluation.split)
     selected = [picture.digest for picture in pictures] if digests is None else list(digests)
     rows: list[dict[str, Any]] = []
-    with Bar(len(selected), f"captions of {name}", "pictures") as bar:
-        for start in range(0, len(selected), _BATCH):
-            part = selected[start : start + _BATCH]
-            captioned = _caption(captioner, part, files, data, grids)
-            rows += [
-                {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
-                for digest, item in zip(part, captioned, strict=True)
-                if item.error is None
-            ]
-            bar.advance(len(part))
+    for part in in_parts(selected, _BATCH, f"captions of {name}"):
+        captioned = _caption(captioner, part, files, data, grids)
+        rows += [
+            {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
+            for digest, item in zip(part, captioned, strict=True)
+            if item.error is None
+        ]
     if not rows:
         takes = " (it takes grids)" if takes_grids(captioner.config) else ""
         raise AttendError(f"{name}{takes}: no picture of the split {evaluation.split!r} could be read")

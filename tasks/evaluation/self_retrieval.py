@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.likelihood import log_probabilities, padded
 from models.vocabulary import END, NULL
-from tasks.common.progress import Bar
+from tasks.common.progress import in_parts
 from tasks.grids.reader import GridReader
 
 OTHERS = 100  # other pictures that a caption is compared with
@@ -34,8 +34,7 @@ def self_retrieval(
     two pictures. If there are fewer pictures than `OTHERS`, all are compared. The draw depends on the digests alone.
     """
     drawn = random.Random(0).sample(sorted(captions), min(len(captions), OTHERS + 1))
-    with Bar(len(drawn), "pictures told by their captions", "pictures") as bar:
-        scores = _log_probabilities(decoder, grids, drawn, device, bar)
+    scores = _log_probabilities(decoder, grids, drawn, device)
     own = scores.diagonal().clone()
     scores.fill_diagonal_(-torch.inf)
     found: npt.NDArray[np.bool_] = (own > scores.max(dim=0).values).numpy()
@@ -43,18 +42,17 @@ def self_retrieval(
 
 
 def _log_probabilities(
-    decoder: Any, grids: GridReader, drawn: Sequence[tuple[str, Sequence[int]]], device: torch.device, bar: Bar
+    decoder: Any, grids: GridReader, drawn: Sequence[tuple[str, Sequence[int]]], device: torch.device
 ) -> Tensor:
     """Return the log-probability of each caption for each of the pictures, (pictures, captions) float32."""
     words = padded([[*tokens, END] for _, tokens in drawn]).to(device)
     vocabulary = decoder.step(decoder.start(_read(grids, [drawn[0][0]], device)), words[:1, :1])[0].shape[-1]
     at_once = max(1, _LOGITS // (int((words[:, 1:] != NULL).sum()) * vocabulary))
     scores = []
-    for start in range(0, len(drawn), at_once):
-        digests = [digest for digest, _ in drawn[start : start + at_once]]
+    for part in in_parts(drawn, at_once, "pictures told by their captions"):
+        digests = [digest for digest, _ in part]
         of_words = log_probabilities(decoder, _read(grids, digests, device), words.expand(len(digests), -1, -1))
         scores.append(of_words.sum(dim=2).cpu())
-        bar.advance(len(digests))
     return torch.cat(scores)
 
 

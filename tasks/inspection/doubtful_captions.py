@@ -15,7 +15,7 @@ import torch
 
 from models.likelihood import log_probabilities
 from models.vocabulary import NULL
-from tasks.common.progress import Bar
+from tasks.common.progress import in_parts
 from tasks.data.caption_files import CaptionedPicture
 from tasks.grids.reader import GridReader
 
@@ -46,21 +46,18 @@ def doubts(
     at_once = max(1, min(_PICTURES_AT_ONCE, _LOGITS // (rows_at_most * pictures[0].tokens.shape[1] * vocabulary)))
     found: list[Doubts] = []
     mean = mean.to(device).unsqueeze(0)
-    with Bar(len(pictures), "captions compared with their pictures", "pictures") as bar:
-        for start in range(0, len(pictures), at_once):
-            part = pictures[start : start + at_once]
-            rows = [picture.tokens[:_MOST_CAPTIONS] for picture in part]
-            words = np.full((len(part), max(map(len, rows)), rows[0].shape[1]), NULL, np.int64)
-            for number, tokens in enumerate(rows):
-                words[number, : len(tokens)] = tokens
-            on_device = torch.from_numpy(words).to(device)
-            grid = torch.from_numpy(grids.read([picture.digest for picture in part])).to(device).float()
-            seen = log_probabilities(decoder, grid, on_device).sum(dim=2)
-            blind = log_probabilities(decoder, mean, on_device.flatten(0, 1).unsqueeze(0))[0].sum(dim=1)
-            lengths = (on_device[:, :, 1:] != NULL).sum(dim=2)
-            gains = ((seen - blind.view_as(seen)) / lengths.clamp_min(1)).double().cpu().numpy()
-            found += [doubts_of(gains[number, : len(tokens)]) for number, tokens in enumerate(rows)]
-            bar.advance(len(part))
+    for part in in_parts(pictures, at_once, "captions compared with their pictures"):
+        rows = [picture.tokens[:_MOST_CAPTIONS] for picture in part]
+        words = np.full((len(part), max(map(len, rows)), rows[0].shape[1]), NULL, np.int64)
+        for number, tokens in enumerate(rows):
+            words[number, : len(tokens)] = tokens
+        on_device = torch.from_numpy(words).to(device)
+        grid = torch.from_numpy(grids.read([picture.digest for picture in part])).to(device).float()
+        seen = log_probabilities(decoder, grid, on_device).sum(dim=2)
+        blind = log_probabilities(decoder, mean, on_device.flatten(0, 1).unsqueeze(0))[0].sum(dim=1)
+        lengths = (on_device[:, :, 1:] != NULL).sum(dim=2)
+        gains = ((seen - blind.view_as(seen)) / lengths.clamp_min(1)).double().cpu().numpy()
+        found += [doubts_of(gains[number, : len(tokens)]) for number, tokens in enumerate(rows)]
     return found
 
 

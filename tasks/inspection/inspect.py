@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.neighbours import Memory, pool
-from tasks.common.progress import Bar
+from tasks.common.progress import in_parts
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
@@ -201,11 +201,8 @@ def _doubtful(
 def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
     """Return the pooled grids of pictures, (N, C) float32 of length 1."""
     parts = []
-    with Bar(len(digests), "pictures compared", "pictures") as bar:
-        for start in range(0, len(digests), _READ_AT_ONCE):
-            part = list(digests[start : start + _READ_AT_ONCE])
-            parts.append(functional.normalize(torch.from_numpy(pool(grids.read(part)))))
-            bar.advance(len(part))
+    for part in in_parts(digests, _READ_AT_ONCE, "pictures compared"):
+        parts.append(functional.normalize(torch.from_numpy(pool(grids.read(part)))))
     return torch.cat(parts)
 
 

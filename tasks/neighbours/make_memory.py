@@ -18,7 +18,7 @@ from models.neighbours import KeptCaptions, Memory, pool
 from models.ngrams import Frequencies, Ids, padded
 from models.vocabulary import NULL, SPECIAL
 from tasks.common.errors import AttendError
-from tasks.common.progress import Bar
+from tasks.common.progress import in_parts
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import MemoryConfig
 from tasks.config.starting_point import StartingPoint
@@ -92,14 +92,12 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
 
 def _mean_and_pooled(grids: GridReader, pictures: Sequence[CaptionedPicture]) -> tuple[Floats, Floats]:
     """Return the mean of the grids of M pictures, (h, w, C), and their pooled grids, (M, C)."""
-    total, pooled = np.zeros(grids.shape), np.empty((len(pictures), grids.shape[2]), np.float32)
-    with Bar(len(pictures), "training pictures", "pictures") as bar:
-        for start in range(0, len(pictures), _READ_AT_ONCE):
-            part = [picture.digest for picture in pictures[start : start + _READ_AT_ONCE]]
-            grid = grids.read(part)
-            total += grid.sum(axis=0, dtype=np.float64)
-            pooled[start : start + len(part)] = pool(grid)
-            bar.advance(len(part))
+    total, pooled, done = np.zeros(grids.shape), np.empty((len(pictures), grids.shape[2]), np.float32), 0
+    for part in in_parts(pictures, _READ_AT_ONCE, "training pictures"):
+        grid = grids.read([picture.digest for picture in part])
+        total += grid.sum(axis=0, dtype=np.float64)
+        pooled[done : done + len(part)] = pool(grid)
+        done += len(part)
     return (total / len(pictures)).astype(np.float32), pooled
 
 
