@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,16 +91,13 @@ def print_captions(
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
-    grids = None if attention is not None else grids_for(captioner, found.address, workspace, digests)
     is_drawn = False
-    with Bar(len(digests), "captions", "pictures") as bar:
-        for made in caption_all(pictures, digests, captioner, grids, decoding, attention is not None):
-            row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in made}
-            bar.advance(len(made))
-            if attention is not None and made and made[0][1].tokens:
-                [[picture]] = pictures.batches(digests)
-                _draw_attention(picture, made[0][1], captioner, attention)
-                is_drawn = True
+    for made in caption_all(pictures, digests, captioner, found.address, workspace, decoding, attention is not None):
+        row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in made}
+        if attention is not None and made and made[0][1].tokens:
+            [[picture]] = pictures.batches(digests)
+            _draw_attention(picture, made[0][1], captioner, attention)
+            is_drawn = True
     rows = [
         {"picture": name, **_drop_columns(row_by_digest.get(digest, _UNREADABLE), "digest")} for name, digest in names
     ]
@@ -146,8 +143,8 @@ def write_captions_file(
         known = digests - new
         if new:
             captioner = load_captioner(*found, runtime)
-            grids = grids_for(captioner, found.address, workspace, new)
-            _caption_new(pictures, new, len(known), captioner, grids, decoding, parts)
+            made = caption_all(pictures, new, captioner, found.address, workspace, decoding, known=len(known))
+            _write_parts(made, parts)
             row_by_digest = parts.known_rows(earlier)
         rows = [
             {
@@ -177,28 +174,18 @@ def find_and_tell(model: str | None, workspace: Path) -> Registered:
     return found
 
 
-def _caption_new(
-    pictures: Pictures,
-    new: set[str],
-    known_count: int,
-    captioner: Any,
-    grids: GridReader | None,
-    decoding: AskedDecoding,
-    parts: _PartFiles,
-) -> None:
-    """Caption the pictures with the digests `new`, and write their rows to part files."""
+def _write_parts(captioned: Iterable[list[tuple[Row, Any]]], parts: _PartFiles) -> None:
+    """Write the rows of pictures to part files, as they are captioned."""
     rows: list[Row] = []
     part_start = time.monotonic()
-    with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
-        try:
-            for made in caption_all(pictures, new, captioner, grids, decoding):
-                rows += [row for row, _ in made]
-                bar.advance(len(made))
-                if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
-                    parts.write(rows)
-                    rows, part_start = [], time.monotonic()
-        finally:
-            parts.write(rows)
+    try:
+        for made in captioned:
+            rows += [row for row, _ in made]
+            if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
+                parts.write(rows)
+                rows, part_start = [], time.monotonic()
+    finally:
+        parts.write(rows)
 
 
 def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) -> GridReader | None:
@@ -217,20 +204,28 @@ def caption_all(
     pictures: Pictures,
     digests: set[str],
     captioner: Any,
-    grids: GridReader | None,
+    address: str,
+    workspace: Path,
     decoding: AskedDecoding,
     attention: bool = False,
+    known: int = 0,
 ) -> Iterator[list[tuple[Row, Any]]]:
-    """Yield the row and the captioner's result of each picture with these digests, some at a time.
+    """Yield the row and the captioner's result of each picture with these digests, some at a time, with a bar.
 
-    Those whose grids are there come first. attention: whether those of photographs have attention maps.
+    Those come first whose grids the workspace has, unless attention maps are wanted, which are drawn on photographs.
+    address: of the captioner. known: pictures that were captioned before, for the bar.
     """
+    grids = None if attention else grids_for(captioner, address, workspace, digests)
     done = set()
-    for made in _from_grids(captioner, grids, digests, decoding):
-        done |= {row["digest"] for row, _ in made}
-        yield made
-    for batch in pictures.batches(digests - done):
-        yield list(caption_batch(captioner, batch, decoding, attention))
+    with Bar(known + len(digests), "captions", "pictures", known) as bar:
+        for made in _from_grids(captioner, grids, digests, decoding):
+            done |= {row["digest"] for row, _ in made}
+            yield made
+            bar.advance(len(made))
+        for batch in pictures.batches(digests - done):
+            made = list(caption_batch(captioner, batch, decoding, attention))
+            yield made
+            bar.advance(len(made))
 
 
 def _from_grids(

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.registered.caption import caption_all, find_and_tell, grids_for
+from flows.registered.caption import caption_all, find_and_tell
 from flows.registered.pictures_to_caption import PictureFiles, open_pictures
 from models.captioned import takes_grids
 from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.log import log
-from tasks.common.progress import Bar
 from tasks.common.wording import counted
 from tasks.datasets.corrections import Chosen, read_answers
 from tasks.review.queue import Question, Shares, choose
@@ -66,18 +65,14 @@ def questions_of(options: QueueOptions) -> Queue:
     questions: list[Question] = []
     wanted = files.keys() - known
     unread = len(pictures) - sum(digest is not None for _, digest in pictures.named())
-    with Bar(len(wanted), "captions", "pictures") as bar:
-        for made in caption_all(
-            pictures, wanted, captioner, grids_for(captioner, found.address, workspace, wanted), None
-        ):
-            for row, result in made:
-                _, name = files[row["digest"]]
-                if row["error"] is None:
-                    questions.append(_question(row["digest"], name, result))
-                else:
-                    unread += 1
-                    log.warning(f"{name}: {row['error']}: not asked about")
-            bar.advance(len(made))
+    for made in caption_all(pictures, wanted, captioner, found.address, workspace, None):
+        for row, result in made:
+            _, name = files[row["digest"]]
+            if row["error"] is None:
+                questions.append(_question(row["digest"], name, result))
+            else:
+                unread += 1
+                log.warning(f"{name}: {row['error']}: not asked about")
     if unread:
         log.warning(f"{counted(unread, 'photograph')} without a caption, not asked about")
     if questions and questions[0].confidence is None:
