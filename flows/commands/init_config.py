@@ -27,7 +27,7 @@ _FEWEST, _SMALL = 700, 5_000
 # Approximate training steps in all epochs, with fewer pictures than _FEW_PICTURES and with more.
 _STEPS_OF_FEW, _STEPS, _FEW_PICTURES = 800, 3_000, 700
 # For training that starts from a captioner; measured in docs/few-photographs.md.
-_START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
+_START_BATCH, _START_EPOCHS, _START_STEPS, _START_RATE = 16, 10, 100, 0.0001  # steps: at least, in all epochs
 _JUDGED = 100  # held-out pictures from which gates are written
 _GATES = {
     "max_same_caption": 0.5,
@@ -156,7 +156,7 @@ def _settings_after_start(found: Survey, started: Started) -> list[str]:
     if started.start_store is not None:
         lines.append(f"  start_store: {_scalar(started.start_store)}")
     lines += [
-        f"  epochs: {_START_EPOCHS}",
+        f"  epochs: {max(_START_EPOCHS, round(_START_STEPS / steps))}",
         f"  batch_pictures: {_START_BATCH}",
         f"  learning_rate: {_START_RATE}  # lower than from the beginning, so that what it knows is not lost",
         f"  warmup_steps: {min(10, steps)}",
