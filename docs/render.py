@@ -79,7 +79,7 @@ def rendered_settings(page: str) -> str:
     parts: list[str] = []
     for name, part in known.items():
         if name.startswith("data.") and not any(line.startswith("### data\n") for line in parts):
-            parts.append(_section("data", "The data set (stage `ingest`): settings of every format.", shared))
+            parts.append(_section("data", "The data set (stage `ingest`): settings of all formats.", shared))
         own = [one for one in part.settings if one not in shared and not one.name.endswith(".adapter")]
         parts.append(_section(name, part.about, own))
     body = "\n".join(parts)

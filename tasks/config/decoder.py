@@ -23,21 +23,21 @@ class DecoderConfig(Section):
     is None takes the default there, which its description states, or does not apply to the decoder.
     """
 
-    name: str = Field(description="decoder: a name of models/decoders")
+    name: str = Field(description="name of a decoder in models/decoders")
     members: int = Field(
         1,
         ge=1,
         le=16,
-        description="decoders that are trained together, from different random weights: the next word's probability is "
-        "the mean of theirs (an ensemble); time and memory grow with them",
+        description="decoders trained together as an ensemble, from different random weights: the probability of the "
+        "next word is the mean of theirs; time and memory grow with their number",
     )
     embedding: int | None = Field(None, ge=1, description="size of a word embedding; default: 512")
     hidden: int | None = Field(
-        None, ge=1, description="size of the hidden state; for `transformer`, of all its layers; default: 512"
+        None, ge=1, description="size of the hidden state; for `transformer`, of all layers; default: 512"
     )
     attention: Attentions | None = Field(
         None,
-        description="how positions are scored against the hidden state; default: `additive`, for `attention_lstm` "
+        description="how grid positions are scored against the hidden state; default: `additive`, for `attention_lstm` "
         "`scaled_dot`",
     )
     attention_size: int | None = Field(
@@ -47,25 +47,27 @@ class DecoderConfig(Section):
         None,
         ge=1,
         le=64,
-        description="positions per side that are attended to, average-pooled from the stored grid by the decoder; "
-        "default: those of the stored grid",
+        description="side of the grid that the decoder attends to, average-pooled from the stored grid; default: that "
+        "of the stored grid",
     )
     gate: bool | None = Field(
-        None, description="scale the context by a gate, beta (Xu et al. 2015, section 4.2.1); default: true"
+        None, description="whether to scale the context by a gate, beta (Xu et al. 2015, section 4.2.1); default: true"
     )
     first_state: FirstStates | None = Field(
         None,
-        description="first state of the recurrent cell: computed from the `grid`, with a tanh where the decoder has "
-        "one; `linear`, without it; or `zeros`; default: `grid`",
+        description="initial state of the recurrent cell: computed from the `grid`, with a tanh if the decoder has "
+        "one; `linear`, without the tanh; or `zeros`; default: `grid`",
     )
     output: Outputs | None = Field(
         None,
-        description="what the head reads: the hidden state (`hidden`), hidden state, context and word combined as in "
-        "Xu et al. 2015, equation 7 (`deep`), or by an MLP (`mlp`); default: `hidden`",
+        description="input of the output layer: the hidden state (`hidden`); hidden state, context and word combined "
+        "as in Xu et al. 2015, equation 7 (`deep`); or combined by an MLP (`mlp`); default: `hidden`",
     )
-    output_size: int | None = Field(None, ge=1, description="size of the `mlp` output's layer; default: 512")
+    output_size: int | None = Field(
+        None, ge=1, description="size of the hidden layer of the `mlp` output; default: 512"
+    )
     tie_weights: bool | None = Field(
-        None, description="use the word embeddings as the head's weights too; default: false"
+        None, description="whether the output layer shares its weights with the word embeddings; default: false"
     )
     pca_dim: int | None = Field(
         None,
@@ -73,18 +75,15 @@ class DecoderConfig(Section):
         description="channels to which annotation vectors are projected by a PCA of the train split's grids; "
         "default: no projection",
     )
-    dropout_words: float | None = Field(
-        None, ge=0, lt=1, description="share of the word embeddings' values dropped in training; default: 0"
-    )
+    dropout_words: float | None = Field(None, ge=0, lt=1, description="dropout rate of the word embeddings; default: 0")
     dropout_grid: float | None = Field(
-        None, ge=0, lt=1, description="share of the annotation vectors' values dropped in training; default: 0"
+        None, ge=0, lt=1, description="dropout rate of the annotation vectors; default: 0"
     )
     dropout_output: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="share of the values dropped before the output layer in training; default: 0.5, for `transformer` "
-        "0.1",
+        description="dropout rate before the output layer; default: 0.5, for `transformer` 0.1",
     )
     layers: int | None = Field(None, ge=1, le=24, description="decoder layers of `transformer`; default: 3")
     heads: int | None = Field(None, ge=1, le=64, description="attention heads of `transformer`; default: 8")
@@ -92,13 +91,13 @@ class DecoderConfig(Section):
         None,
         ge=0,
         le=24,
-        description="self-attention layers over the grid, before the decoder layers of `transformer`; default: 0",
+        description="self-attention layers of `transformer` over the grid, before its decoder layers; default: 0",
     )
     feed_forward: int | None = Field(
         None, ge=1, description="inner size of the feed-forward networks of `transformer`; default: 2048"
     )
     dropout_layers: float | None = Field(
-        None, ge=0, lt=1, description="share of the values dropped in the layers of `transformer`; default: 0.1"
+        None, ge=0, lt=1, description="dropout rate in the layers of `transformer`; default: 0.1"
     )
 
     @model_validator(mode="after")

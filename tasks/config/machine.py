@@ -15,53 +15,58 @@ from tasks.common.section import Section
 
 
 class MachineConfig(Section):
-    """The settings of this machine. They never enter a key, because they change no result."""
+    """Settings of this machine. They are not part of any key, because they do not change results."""
 
     workspace: Annotated[str, AfterValidator(check_path)] = Field(
         default_factory=lambda: os.environ.get("ATTEND_WORKSPACE") or "workspace",
-        description="folder in which everything is kept, or its URL in object storage (s3://bucket/name); default: "
-        "ATTEND_WORKSPACE, else ./workspace",
+        description="folder of the workspace, which holds all results, or its URL in object storage "
+        "(s3://bucket/name); default: ATTEND_WORKSPACE, else ./workspace",
     )
     cache: Path = Field(
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attend",
-        description="folder for local copies of what is used from workspaces in object storage; default: attend in "
+        description="folder for local copies of files from workspaces in object storage; default: `attend` in "
         "XDG_CACHE_HOME, else in ~/.cache",
     )
     cache_gib: float | None = Field(
-        None, gt=0, description="GiB of grids that the cache may hold; default: the value set last, 100 at first"
+        None,
+        gt=0,
+        description="maximum size of the grids in the cache, in GiB; default: the last value set, initially 100",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device that computes; `auto`: a GPU where torch can use one, else the CPU"
+        "auto", description="device to compute on; `auto`: a GPU if torch can use one, else the CPU"
     )
     threads: int = Field(
         0,
         ge=0,
-        description="threads that compute; 0 for torch's choice within CPU affinity and the container's quota",
+        description="number of threads for computation; 0 for torch's choice within CPU affinity and the container's "
+        "quota",
     )
     dask: str | None = Field(
         None,
         pattern=r"^[a-z]+://",
-        description="address of a Dask scheduler whose workers extract the grids; default: this process does",
+        description="address of a Dask scheduler whose workers extract the grids; default: this process extracts them",
     )
     dask_resources: dict[str, float] = Field(
         {},
-        description="resources of a Dask worker that the making of a shard occupies, as named by its --resources: "
+        description="resources that making a shard occupies on a Dask worker, named as in the worker's --resources: "
         "{GPU: 1}",
     )
-    extract_batch: int = Field(64, ge=1, description="pictures that extraction decodes, then encodes, at once")
+    extract_batch: int = Field(64, ge=1, description="pictures that are decoded and then encoded at once in extraction")
     decode_batch: int = Field(
-        0, ge=0, description="pictures captioned at once; 0 for as many as 512 MiB of memory hold, 256 at most"
+        0, ge=0, description="pictures captioned at once; 0 for as many as fit in 512 MiB of memory, at most 256"
     )
     shard_rows: int = Field(512, ge=1, description="pictures per shard of grids")
-    resident: bool = Field(False, description="keep the grids used in training in the GPU's memory")
-    checkpoint_seconds: float = Field(120.0, ge=0, description="seconds between two checkpoints of a training")
+    resident: bool = Field(False, description="keep the grids for training in GPU memory")
+    checkpoint_seconds: float = Field(120.0, ge=0, description="seconds between checkpoints in training")
     accumulate: int = Field(
-        1, ge=1, description="parts in which a training step takes its pictures, one after another, to save memory"
+        1,
+        ge=1,
+        description="parts into which a training step splits its pictures, processed one after another to save memory",
     )
     compile: bool = Field(
         False,
-        description="compile the backbone for extraction and the decoder's training step, on a GPU with torch's mode "
-        "reduce-overhead: takes seconds, which long runs regain",
+        description="compile the backbone for extraction and the decoder's training step, on a GPU in torch's mode "
+        "reduce-overhead; takes seconds, which pays off in long runs",
     )
 
     @property

@@ -12,7 +12,7 @@ from tasks.config.schema import Config, section_of
 from tasks.datasets import ADAPTERS
 
 _GENERAL = "general"
-_ABOUT = {"data.adapter": "format of the data set; the settings below are of this one"}
+_ABOUT = {"data.adapter": "format of the data set; the settings below belong to it"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SectionReference:
 
 def sections() -> dict[str, SectionReference]:
     """Return every section of a config by name; `data` has an entry for each adapter, `data.NAME`."""
-    found = {_GENERAL: SectionReference("What is not in a section.", [])}
+    found = {_GENERAL: SectionReference("Settings outside the sections.", [])}
     for name, field in Config.model_fields.items():
         if field.exclude:
             continue

@@ -53,9 +53,9 @@ class Config(Checked):
     """Everything that a run depends on."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run")
-    about: str = Field("", description="one line about the run")
+    about: str = Field("", description="one line that describes the run")
     source: str = Field("", description="publication that describes the captioner")
-    departures: dict[str, str] = Field({}, description="settings in which a preset differs from its source, and why")
+    departures: dict[str, str] = Field({}, description="settings in which a preset departs from its source, and why")
     data: Dataset
     grids: GridsConfig
     encoder: EncoderConfig | None = None

@@ -32,43 +32,43 @@ TOKENISERS = {
 
 
 class GridsConfig(Section):
-    """The backbone, and the grid that it makes of a photograph (stage `extract`)."""
+    """The backbone and the grids that it computes from photographs (stage `extract`)."""
 
     backbone: str = Field(
-        description="backbone: a name of models/backbones, `torchvision:MODEL`, `timm:MODEL`, or `imported` for grids "
-        "that others extracted"
+        description="backbone: a name in models/backbones, `torchvision:MODEL`, `timm:MODEL`, or `imported` for "
+        "precomputed grids"
     )
     weights: Annotated[str, NotInKey(), AfterValidator(check_path)] = Field(
         description="weights of the backbone: `torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, "
-        "`random:SEED`, or `imported:NAME`; their digest enters the key"
+        "`random:SEED`, or `imported:NAME`; their digest is part of the key"
     )
     image_size: int = Field(
-        ge=32, le=2048, description="side, in pixels, of the square to which a photograph is resized"
+        ge=32, le=2048, description="side of the square to which photographs are resized, in pixels"
     )
     fit: Literal["squash", "crop"] = Field(
         "squash",
-        description="how a photograph becomes square: `squash` scales each side by itself, `crop` keeps proportions "
-        "and cuts out the middle",
+        description="how a photograph is made square: `squash` scales both sides independently, `crop` keeps the "
+        "proportions and crops the centre",
     )
     layer: int | None = Field(
         None,
         ge=-64,
         le=-2,
-        description="layer of a timm model whose output is the grid: -2 is the one before the last, as it is (LLaVA "
-        "takes CLIP's); default: the last, after the final norm",
+        description="layer of a timm model whose output is the grid: -2 is the second to last, without the final norm "
+        "(as LLaVA uses CLIP); default: the last, after the final norm",
     )
     grid: int | None = Field(
         None,
         ge=1,
         le=64,
-        description="positions per side to which the grid is average-pooled; default: the backbone's own grid",
+        description="side of the grid after average pooling, in positions; default: the backbone's own grid",
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of the backbone's computation")
     max_failed: Annotated[float, NotInKey()] = Field(
         0.01,
         ge=0,
         le=1,
-        description="largest share of unreadable pictures, from 0 to 1: the stage fails where there are more",
+        description="largest share of unreadable pictures, from 0 to 1; the stage fails if there are more",
     )
 
     @model_validator(mode="after")
@@ -84,20 +84,21 @@ class GridsConfig(Section):
 
 
 class EncoderConfig(Section):
-    """The encoder that makes grids like the imported ones, so that a registered model takes photographs."""
+    """An encoder that reproduces the imported grids, so that a registered model can caption photographs."""
 
     backbone: str = Field(description="backbone, as in `grids`")
-    weights: Annotated[str, NotInKey()] = Field(description="its weights, as in `grids`; their digest enters the key")
-    image_size: int = Field(ge=32, le=2048, description="side, in pixels, of the square that it is shown")
-    fit: Literal["squash", "crop"] = Field("squash", description="how a photograph becomes square, as in `grids`")
+    weights: Annotated[str, NotInKey()] = Field(description="weights, as in `grids`; their digest is part of the key")
+    image_size: int = Field(ge=32, le=2048, description="side of the square input, in pixels")
+    fit: Literal["squash", "crop"] = Field("squash", description="how a photograph is made square, as in `grids`")
     layer: int | None = Field(None, ge=-64, le=-2, description="layer whose output is the grid, as in `grids`")
-    grid: int | None = Field(None, ge=1, le=64, description="positions per side to which its grid is average-pooled")
+    grid: int | None = Field(None, ge=1, le=64, description="side of the grid after average pooling, in positions")
     projection: Annotated[Path | None, NotInKey()] = Field(
         None,
-        description=".npy file of the matrix that projected its channels, such as an SVD's; its digest is in the key",
+        description=".npy file of the matrix that projected the channels, such as that of an SVD; its digest is part "
+        "of the key",
     )
     examples: Annotated[Path | None, NotInKey()] = Field(
-        None, description="folder of photographs whose grids are given, each named by the number of its row, from 0"
+        None, description="folder of photographs of some of the grids, each named by the row number of its grid, from 0"
     )
 
     @model_validator(mode="after")
@@ -115,28 +116,33 @@ class CaptionsConfig(Section):
 
     tokeniser: str = Field(
         "treebank",
-        description="what cuts captions into words: NLTK's `treebank`, `wordpunct`, `toktok` or `tweet`; `unicode`, "
-        "the word boundaries of Unicode, for any script; `characters`; or `whitespace`, which keeps punctuation",
+        description="how captions are split into words: by NLTK's `treebank`, `wordpunct`, `toktok` or `tweet`; "
+        "`unicode`, at Unicode word boundaries, for any script; into `characters`; or at `whitespace`, which keeps "
+        "punctuation",
     )
     units: Literal["words", "bpe"] = Field(
         "words",
-        description="tokens: whole words (`words`), or byte pairs within words (`bpe`), of `characters` across them",
+        description="tokens: whole `words`, or byte pairs (`bpe`) within words, or across words with the tokeniser "
+        "`characters`",
     )
     merges: int = Field(4000, ge=1, description="size of the byte-pair vocabulary, learnt from the train split")
     min_count: int = Field(
-        5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
+        5,
+        ge=1,
+        description="minimum number of occurrences in the train split for a word or byte pair to be in the vocabulary",
     )
     vocabulary: Literal["train", "given", "joined"] = Field(
         "train",
-        description="where the words come from: the captions of the `train` split; these and the vocabulary of the "
-        "captioner that training starts from (`joined`); or the data set's own vocabulary (`given`), ids and all, with "
+        description="source of the words: the captions of the `train` split; these and the vocabulary of the captioner "
+        "that training starts from (`joined`); or the data set's own vocabulary with its ids (`given`), which needs "
         "`tokeniser: whitespace`",
     )
     max_tokens: int = Field(
         15,
         ge=1,
         le=200,
-        description="longer captions are cut to this number of tokens, and teach no decoder where a caption ends",
+        description="maximum number of tokens per caption; longer captions are cut, and do not teach the decoder where "
+        "captions end",
     )
 
     @model_validator(mode="after")
@@ -152,14 +158,14 @@ class CaptionsConfig(Section):
 
 
 class MemoryConfig(Section):
-    """The training pictures that a captioner remembers, to consult those like a new one (stage `remember`)."""
+    """The training pictures that a captioner keeps, to look up those similar to a new picture (stage `remember`)."""
 
     pictures: int = Field(
-        200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"
+        200_000, ge=1, description="training pictures to keep; if there are more, this many are drawn at random"
     )
     joined: bool | None = Field(
         None,
-        description="keep the pictures that the captioner of training.start_from remembers too; needs "
+        description="also keep the pictures that the captioner of training.start_from remembers; needs "
         "captions.vocabulary=joined; default: false",
     )
 
@@ -168,27 +174,27 @@ class NeighboursConfig(Section):
     """How captions are ranked by their similarity to the captions of similar training pictures."""
 
     number: int = Field(
-        Neighbours.number, ge=1, le=1000, description="similar training pictures, whose captions are consulted"
+        Neighbours.number, ge=1, le=1000, description="similar training pictures whose captions are used"
     )
     temperature: float = Field(
         Neighbours.temperature,
         gt=0,
         le=10,
-        description="of their weights, which are exp(cosine similarity / temperature)",
+        description="temperature of their weights, exp(cosine similarity / temperature)",
     )
     factor: float = Field(
         Neighbours.factor,
         ge=0,
         le=1000,
-        description="by which a caption's weighted mean CIDEr-D / 10 to their captions is added to its mean "
-        "log-probability",
+        description="factor with which a caption's weighted mean CIDEr-D / 10 against their captions is added to its "
+        "mean log-probability",
     )
     copies: float | None = Field(
         Neighbours.copies,
         gt=0,
         le=100,
-        description="a caption of theirs is used instead where it is more than this many times as similar to the "
-        "others as the best caption is; by default never",
+        description="one of their captions replaces the best caption if it is more than this many times as similar to "
+        "the other captions; default: never",
     )
 
 
@@ -197,9 +203,11 @@ class EvaluationConfig(Section):
 
     split: Split = Field("test", description="split whose pictures are captioned and scored")
     search: Searches = Field(
-        Decoding.search, description="how captions are found: by beam search (`beam`), or drawn at random (`sample`)"
+        Decoding.search, description="how captions are generated: by `beam` search, or by random sampling (`sample`)"
     )
-    beam: int = Field(Decoding.beam, ge=1, le=64, description="hypotheses of the beam search; 1 is greedy search")
+    beam: int = Field(
+        Decoding.beam, ge=1, le=64, description="beam width: the number of hypotheses; 1 is greedy search"
+    )
     length_normalisation: float = Field(
         Decoding.length_normalisation,
         ge=0,
@@ -207,35 +215,41 @@ class EvaluationConfig(Section):
         description="alpha: beam search ranks captions by log-probability / length ** alpha",
     )
     temperature: float = Field(
-        Decoding.temperature, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
+        Decoding.temperature,
+        gt=0,
+        le=10,
+        description="temperature of `sample`: values below 1 make likely words likelier",
     )
     max_length: int = Field(
-        Decoding.max_length, ge=1, le=200, description="tokens of a caption at most, the END token included"
+        Decoding.max_length, ge=1, le=200, description="maximum number of tokens per caption, including END"
     )
     no_repeat: int = Field(
         Decoding.no_repeat,
         ge=0,
         le=10,
-        description="size of n-grams that no caption may contain twice; 0 allows repetition",
+        description="size of n-grams that may not occur twice in a caption; 0 allows repetition",
     )
     no_echo: bool = Field(
-        Decoding.no_echo, description="whether no word may follow itself; of captions cut into whole words"
+        Decoding.no_echo, description="forbid a word directly after itself; only for captions split into whole words"
     )
     neighbours: Literal["fitted", "off"] | NeighboursConfig = Field(
         "fitted",
-        description="whether captions of a beam are ranked by the captions of similar training pictures too: `fitted`, "
-        "where that helps on dev; `off`, and then a registered model holds no captions; or `number`, `temperature`, "
-        "`factor` and `copies`",
+        description="whether captions of similar training pictures help to rank the captions of a beam: `fitted`, "
+        "unless they clearly do not help on dev; `off`, and a registered model then contains no captions; or `number`, "
+        "`temperature`, `factor` and `copies`",
     )
     n_best: int = Field(
-        Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
+        Decoding.n_best,
+        ge=1,
+        le=100,
+        description="number of captions kept for each picture: the best one and its alternatives",
     )
     acceptable: float = Field(
         50.0,
         gt=0,
         le=1000,
-        description="CIDEr-D, in percent, from which a caption counts as acceptable: its `confidence` is the "
-        "probability of that",
+        description="minimum CIDEr-D, in percent, of an acceptable caption; the `confidence` of a caption is the "
+        "probability that it is acceptable",
     )
     metrics: tuple[str, ...] = Field(
         ("bleu", "meteor", "rouge", "cider"), min_length=1, description="metrics that score the captions"
@@ -270,72 +284,73 @@ class RegistryConfig(Section):
         "bleu4", description="score of evaluation.metrics by which versions are compared"
     )
     min_pictures: Annotated[int, NotInKey()] = Field(
-        30, ge=1, description="pictures that a comparison needs at least for a version to replace the champion"
+        30, ge=1, description="minimum number of pictures in a comparison for a version to replace the champion"
     )
     certainty: Annotated[float, NotInKey()] = Field(
         0.95,
         ge=0.5,
         lt=1,
-        description="share of a paired bootstrap's resamples in which a version must score higher than the champion to "
-        "replace it",
+        description="share of the resamples of a paired bootstrap in which a version must score higher than the "
+        "champion to replace it",
     )
     few_pictures: Annotated[int, NotInKey()] = Field(
         200,
         ge=0,
-        description="with fewer held-out pictures than this, a version that was trained on all that the champion was "
-        "trained on, and more, also replaces it where it is not worse: see `max_loss`",
+        description="with fewer held-out pictures than this, a version trained on all of the champion's data and more "
+        "also replaces it if it is not worse: see `max_loss`",
     )
     max_loss: Annotated[float, NotInKey()] = Field(
         0.15,
         ge=0,
         le=1,
-        description="a version is not worse than the champion where the 95 % interval of the difference excludes a "
-        "loss of more than this share of the champion's score",
+        description="a version is not worse than the champion if the 95 % interval of the difference excludes a loss "
+        "of more than this share of the champion's score",
     )
     max_same_caption: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
         le=1,
-        description="no champion gives more than this share of the pictures the same caption, such as 0.5; by default "
-        "that is not asked",
+        description="a version fails this gate if more than this share of the pictures have the same caption, such as "
+        "0.5; default: not checked",
     )
     max_overused_word: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
         le=1,
-        description="no champion says a word of more pictures than people mention it in, by more than this share of "
-        "all pictures, such as 0.5",
+        description="a version fails this gate if it uses a word for more pictures than people do, by more than this "
+        "share of all pictures, such as 0.5",
     )
     min_retrieved: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
         le=1,
-        description="share of a champion's captions that must be likelier for their own picture than for a hundred "
-        "others, such as 0.1; of captions that have nothing to do with their pictures, 0.01 are",
+        description="minimum share of a version's captions that are likelier for their own picture than for each of a "
+        "hundred others, such as 0.1; captions that have nothing to do with their pictures reach 0.01",
     )
     max_slice_loss: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
         le=1,
-        description="in no slice (pictures of men, of women, of a source, with long captions, with rare words) may "
-        "CIDEr fall short of the champion's by more than this share of it, such as 0.2",
+        description="a version fails this gate if it loses more than this share of the champion's CIDEr on a slice "
+        "(pictures of men, of women, of a source, with long captions, with rare words), such as 0.2",
     )
     min_over_copied: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
         le=100,
-        description="a champion's CIDEr must be at least this many times that of captions copied from similar training "
-        "pictures, such as 1",
+        description="minimum ratio of a version's CIDEr to that of captions copied from similar training pictures, "
+        "such as 1",
     )
     runtimes: list[Runtime] = Field(
         ["torch"],
-        description="what a version runs on, the first that is installed where it is used: `torch`, and `onnx`, "
-        "`onnx-float16` or `onnx-int8`, which need no torch, the last two with smaller weights",
+        description="runtimes of a version: `torch`, and `onnx`, `onnx-float16` or `onnx-int8`, which do not need "
+        "torch, the last two with smaller weights; the first that is installed is used",
     )
     max_runtime_loss: float = Field(
         0.5,
         ge=0,
-        description="a runtime is left out of a version if its score promote_on is less than torch's by more than this",
+        description="a runtime is left out of a version if its score promote_on is lower than torch's by more than "
+        "this",
     )
 
     @field_validator("runtimes")

@@ -19,19 +19,21 @@ Layout = Literal["nhwc", "nchw", "ncp", "npc"]
 
 
 class Arrays(UnpackedOptions):
-    """Grids in a .npy, .npz or HDF5 file, and their captions: a .npy file of objects, a list of texts for each grid."""
+    """Grids in a .npy, .npz or HDF5 file, with their captions in a .npy file of objects: a list of texts per grid."""
 
     has_grids: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = (".npy",)
 
     adapter: Literal["arrays"] = "arrays"
     captions: Annotated[Path, NotInKey()] = Field(
-        description=".npy file with the captions of each grid, a list of texts or one text; no code in it is executed"
+        description=".npy file with the captions of each grid, a list of texts or one text; no code in the file is "
+        "executed"
     )
     layout: Layout | None = Field(
         None,
-        description="order of the axes of `path`: N grids of `h` x `w` positions or of `p` positions, row by row, and "
-        "`c` channels; default: the axes of equal length are h and w, and the axis whose length is a square is p",
+        description="order of the axes of `path`: N grids of `h` x `w` or `p` positions (row by row), with `c` "
+        "channels; default: the two axes of equal length are h and w, and the axis whose length is a square number is "
+        "p",
     )
 
     def annotation_files(self) -> list[Path]:

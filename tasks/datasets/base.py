@@ -96,27 +96,30 @@ class DatasetOptions(Section, ABC):
         0.1,
         ge=0,
         lt=1,
-        description="share of pictures for dev, if the data set has no splits; of train, if it lacks dev alone",
+        description="share of the pictures that becomes dev, if the data set has no splits; share of train, if only "
+        "dev is missing",
     )
-    test_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for test, if the data set has no splits")
+    test_share: float = Field(
+        0.1, ge=0, lt=1, description="share of the pictures that becomes test, if the data set has no splits"
+    )
     on_error: Literal["stop", "skip"] = Field(
         "stop",
-        description="`stop` at the first row that is not valid, or `skip` such rows, which are counted and listed",
+        description="`stop` at the first invalid row, or `skip` invalid rows, which are counted and listed",
     )
     near_duplicates: Literal["together"] | None = Field(
         None,
-        description="`together` keeps pictures that are another one mirrored, cropped, resized, encoded again or with "
-        "a border in one split, where attend divides the data; by default each is divided by itself",
+        description="`together` puts near-duplicates (mirrored, cropped, resized or re-encoded copies, or copies with "
+        "a border) into one split, where attend assigns the splits; default: each picture is assigned by itself",
     )
 
     weight: int = Field(
         1,
         ge=1,
         le=100,
-        description="of one of `data.sources`: how many times each of its captions counts in training",
+        description="only in `data.sources`: how many times each caption of this data set counts in training",
     )
     split: Literal["train", "dev", "test"] | None = Field(
-        None, description="of one of `data.sources`: the split of its pictures that it gives none"
+        None, description="only in `data.sources`: split of the pictures of this data set that have none"
     )
 
     @model_validator(mode="after")
@@ -401,7 +404,7 @@ class NamedOptions(DatasetOptions):
 
     splits: Literal["folders"] | None = Field(
         None,
-        description="`folders`: a picture is in the split that a folder of its path is named by: train/, val_images/",
+        description="`folders`: the split of a picture is named by a folder in its path: train/, val_images/",
     )
 
     def level_of_splits(self, meant: Mapping[str, list[str]]) -> int:

@@ -144,7 +144,7 @@ def latest(answers: Iterable[Answer]) -> list[Answer]:
 
 
 class Corrections(DatasetOptions):
-    """A file of answers of `attend review`, whose captions people accepted or wrote; for `data.sources`.
+    """A file of answers from `attend review`: captions that people accepted or wrote; for `data.sources`.
 
     What was asked at random is test, so that scores stay honest; the rest, chosen to be learned from, trains. The file
     need not be there yet: it is then as good as empty.

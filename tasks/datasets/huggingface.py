@@ -27,15 +27,15 @@ class TableFile(NamedTuple):
 
 
 class HuggingFace(UnpackedOptions):
-    """Parquet files with pictures in them, as a hub has them, or a folder that Hugging Face's `save_to_disk` wrote."""
+    """Parquet files that contain pictures, as on the Hugging Face Hub, or a folder written by `save_to_disk`."""
 
     adapter: Literal["huggingface"] = "huggingface"
     image_column: str = Field("image", description="column of the pictures")
     caption_column: str | tuple[str, ...] = Field(
-        "caption", description="column of the captions: a text, or a list of texts; or several columns"
+        "caption", description="column of the captions: a text or a list of texts; or several columns"
     )
     split_column: str | None = Field(
-        None, description="column of the split; default: the split that the name or the folder of a file says"
+        None, description="column of the split; default: the split named by a file or its folder"
     )
     lists: Lists = None
 

@@ -22,14 +22,14 @@ METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 
 class ImageFolder(RecordOptions):
-    """A folder of pictures with `metadata.jsonl`, .csv or .parquet; may have a folder with its own for each split."""
+    """A folder of pictures with a `metadata.jsonl`, .csv or .parquet, or with one in a subfolder for each split."""
 
     adapter: Literal["imagefolder"] = "imagefolder"
     image_column: str = Field(
-        "file_name", description="column of the picture's file, relative to the metadata's folder"
+        "file_name", description="column of the picture file, relative to the folder of the metadata"
     )
     caption_column: str | tuple[str, ...] = Field(
-        "text", description="column of the caption: a text, or a list of texts; or several columns: [text_1, text_2]"
+        "text", description="column of the captions: a text or a list of texts; or several columns: [text_1, text_2]"
     )
 
     def annotation_files(self) -> list[Path]:

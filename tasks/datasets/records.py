@@ -27,8 +27,8 @@ Lists = Annotated[
     str | None,
     Field(
         min_length=1,
-        description="several captions in a cell: `json` for a list as JSON or Python writes it, or what stands between "
-        "them, such as `||`",
+        description="how several captions in a cell are written: `json` for a list as in JSON or Python, or the "
+        "separator between them, such as `||`",
     ),
 ]
 

@@ -53,7 +53,7 @@ class Scenes(DatasetOptions):
     path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000, description="pictures to generate")
     side: int = Field(96, ge=32, le=1024, description="side of a picture, in pixels")
-    seed: int = Field(0, description="seed of the scenes")
+    seed: int = Field(0, description="random seed of the scenes")
 
     @property
     def unpacks(self) -> bool:

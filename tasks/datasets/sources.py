@@ -28,7 +28,7 @@ _OWN_FIELD = re.compile(
 
 
 class Sources(DatasetOptions):
-    """Several data sets, each with a name and a format of its own. A picture that two of them have counts once.
+    """Several data sets, each with its own name and format. A picture that is in two of them counts once.
 
     The names of pictures begin with that of their source: `web/beach.jpg`.
     """
@@ -37,7 +37,8 @@ class Sources(DatasetOptions):
     path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: each source has its own")
     sources: dict[str, Annotated[Format, Field(discriminator="adapter")]] = Field(
         min_length=1,
-        description="name -> settings of each data set, as in `data`; the first that has a picture decides its split",
+        description="names and settings of the data sets, as in `data`; the first one that has a picture decides its "
+        "split",
     )
 
     @field_validator("sources", mode="before")

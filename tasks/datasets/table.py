@@ -64,17 +64,17 @@ class RecordOptions(NamedOptions):
     image_column: str
     caption_column: str | tuple[str, ...]
     split_column: str | None = Field(
-        "split", description="column of the split; where no row has it, or with null, the pictures are divided"
+        "split", description="column of the split; if no row has it, or if null, attend assigns the splits"
     )
     delimiter: str | None = Field(
         None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
     )
     columns: tuple[str, ...] | None = Field(
-        None, description="names of the columns of a text table whose first line is no header, such as [image, caption]"
+        None, description="names of the columns of a text table without a header line, such as [image, caption]"
     )
     lists: Lists = None
     quotes: bool = Field(
-        True, description="whether a field of a text table may stand in double quotes; false: they are part of the text"
+        True, description="whether fields of a text table may be in double quotes; false: quotes are part of the text"
     )
     encoding: str = Field("utf-8", description="encoding of a text file, such as cp1252 or utf-16")
 
@@ -176,10 +176,10 @@ class Table(RecordOptions):
     """
 
     adapter: Literal["table"] = "table"
-    image_column: str = Field("image", description="column of the picture's file")
+    image_column: str = Field("image", description="column of the picture file")
     caption_column: str | tuple[str, ...] = Field(
         "caption",
-        description="column of the caption: a text, or a list of texts; or several columns: [caption_1, caption_2]",
+        description="column of the captions: a text or a list of texts; or several columns: [caption_1, caption_2]",
     )
 
     def annotation_files(self) -> list[Path]:

@@ -26,7 +26,7 @@ from tasks.datasets.records import captions_in
 
 Lines = Annotated[
     Literal["captions", "paragraph"],
-    Field(description="each line of a text is one of the `captions`, or all are a `paragraph`"),
+    Field(description="`captions`: each line of a text is a caption; `paragraph`: all lines together are one"),
 ]
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST, _NEARLY_ALL = 0.6, 0.9  # shares of texts
@@ -38,13 +38,15 @@ _SIDECAR = re.compile(r"(?P<stem>.+)(?P<ending>\.[a-z0-9]{3,4})(\.s[a-z.-]*)?(?P
 
 
 class Texts(NamedOptions):
-    """A folder of pictures, each with a text file of its name: .txt, .caption, or .json with a caption in it."""
+    """A folder of pictures, each with a text file of the same name: .txt, .caption, or .json with a caption in it."""
 
     adapter: Literal["texts"] = "texts"
-    suffix: str = Field(".txt", pattern=r"^\.\w+$", description="ending of the text files: .txt, .caption or .json")
+    suffix: str = Field(".txt", pattern=r"^\.\w+$", description="suffix of the text files: .txt, .caption or .json")
     lines: Lines = "captions"
-    encoding: str = Field("utf-8", description="encoding of texts that are not UTF-8, such as cp1252")
-    caption_field: str = Field("caption", description="field of a .json with the caption, or with a list of captions")
+    encoding: str = Field("utf-8", description="encoding of texts that are not in UTF-8, such as cp1252")
+    caption_field: str = Field(
+        "caption", description="field of a .json file that contains the caption, or a list of captions"
+    )
 
     _check_encoding = field_validator("encoding")(known_encoding)
 

@@ -32,13 +32,15 @@ _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
 
 class WebDataset(UnpackedOptions):
-    """A .tar file (also .tar.gz), or a folder of them: a picture and its caption have the same name without ending."""
+    """A .tar file (also .tar.gz), or a folder of them; a picture and its caption have the same name without suffix."""
 
     adapter: Literal["webdataset"] = "webdataset"
     caption_field: str = Field(
-        "", description="field of the sample's .json with the caption; empty for the .txt or .caption"
+        "", description="field of a sample's .json that contains the caption; empty to read the .txt or .caption"
     )
-    split_field: str = Field("", description="field of the sample's .json with the split; empty if it has none")
+    split_field: str = Field(
+        "", description="field of a sample's .json that contains the split; empty if there is none"
+    )
     lines: Lines = "captions"
 
     def annotation_files(self) -> list[Path]:
