@@ -17,38 +17,39 @@ def caption(
         typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of pictures"),
     ],
     model: Annotated[
-        str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder of `attend export`")
+        str | None,
+        typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder written by `attend export`"),
     ] = None,
     beam: Annotated[
-        int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
+        int | None, typer.Option(help="beam width; default: the registered model's", **whole_number(1, 32))
     ] = None,
-    n_best: Annotated[
-        int | None, typer.Option(help="captions of each picture, the best first", **whole_number(1, 32))
-    ] = None,
+    n_best: Annotated[int | None, typer.Option(help="captions per picture, best first", **whole_number(1, 32))] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.05, max=10, help="draw the words at this temperature instead of searching")
+        float | None,
+        typer.Option(min=0.05, max=10, help="sample the words at this temperature instead of using beam search"),
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0.01, max=1, help="draw among the likeliest words that make up this share")
+        float | None,
+        typer.Option(min=0.01, max=1, help="sample from the likeliest words whose probabilities add up to this share"),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="draw among this many likeliest words", **whole_number(1))] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of what is drawn", **whole_number(0))] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="sample from this many of the likeliest words", **whole_number(1))
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="random seed of sampling", **whole_number(0))] = None,
     min_confidence: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="replace captions of which the model is less confident than this"),
+        typer.Option(min=0, max=1, help="replace captions whose confidence is lower than this"),
     ] = None,
-    otherwise: Annotated[
-        str | None, typer.Option(help="the text to replace them with; by default they are empty")
-    ] = None,
+    otherwise: Annotated[str | None, typer.Option(help="text that replaces them; default: empty")] = None,
     attention: Annotated[
         Path | None,
-        typer.Option(help="write a PNG that shows where the model looked for each word; for one picture only"),
+        typer.Option(help="write a PNG that shows where the model looked for each word; only for a single picture"),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="write the captions into this .csv, .jsonl or .parquet file: pictures already in it are not captioned "
-            "again, and its rows of other pictures stay"
+            help="write the captions to this .csv, .jsonl or .parquet file: pictures already in it are not captioned "
+            "again, and its rows of other pictures are kept"
         ),
     ] = None,
     runtime: RuntimeOption = None,

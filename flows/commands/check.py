@@ -25,20 +25,20 @@ def check(
     sample: Annotated[
         int | None,
         typer.Option(
-            min=0, help="pictures whose pixels are read, of others only the headers; default: 300, or up to 2,000"
+            min=0, help="pictures to read completely, not only their headers; default: all up to 2,000, otherwise 300"
         ),
     ] = None,
     near_duplicates: Annotated[
         bool | None,
         typer.Option(
             "--near-duplicates/--no-near-duplicates",
-            help="look for pictures that are another one changed a little; default: up to 120,000 pictures and 4 GiB",
+            help="look for slightly changed copies of pictures; default: only up to 120,000 pictures and 4 GiB",
         ),
     ] = None,
     workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
-    """Find all that would stop or spoil a run: in settings, pictures, captions, splits, weights and workspace."""
+    """Find problems that would stop or spoil a run: in settings, pictures, captions, splits, weights and workspace."""
     from flows.preflight import verdict_of
 
     settings = with_workspace(overrides, workspace)

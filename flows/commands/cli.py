@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="attend",
-    help="Train image captioners, from photographs and captions to a model registered in MLflow: each picture's "
-    "grid is extracted once, and attention decoders train on the cached grids.",
+    help="Train image captioners on photographs with captions, and register them in MLflow: each picture's grid is "
+    "extracted once, and decoders with attention train on the cached grids.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -77,7 +77,7 @@ def run(
     workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
-    """Bring a captioner up to date: run the stages that are stale, and no others."""
+    """Bring a captioner up to date: run only the stages that are stale."""
     from flows.configs import load
 
     settings = with_workspace(overrides, workspace)
@@ -131,10 +131,10 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="print this preset's whole file")] = None,
+    name: Annotated[str | None, typer.Argument(help="print the YAML file of this preset")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the presets: YAML files of known captioners to start from."""
+    """List the presets, YAML configs of known captioners, or print one."""
     import yaml
 
     from tasks.common.errors import suggestion
@@ -156,26 +156,31 @@ def presets(
 @app.command()
 def up(
     config: Annotated[
-        str | None, typer.Argument(help="your YAML file: the schedules run it; without it, prefect.yaml as it is")
+        str | None,
+        typer.Argument(help="YAML file that the scheduled runs use; default: prefect.yaml is used unchanged"),
     ] = None,
     notify: Annotated[
         str | None,
-        typer.Option(metavar="TYPE/NAME", help="Prefect block told of runs that failed or never came"),
+        typer.Option(metavar="TYPE/NAME", help="Prefect notification block that reports failed and missing runs"),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     project: Annotated[
-        Path, typer.Option(help="the folder that flows run in; a prefect.yaml there replaces the package's own")
+        Path, typer.Option(help="folder that flows run in; a prefect.yaml there replaces the packaged one")
     ] = Path(),
     port: Annotated[int, typer.Option(help="port of Prefect's server", **whole_number(1, 65535))] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
-    foreground: Annotated[bool, typer.Option("--foreground", help="do not end before SIGTERM or Ctrl-C")] = False,
+    mlflow_port: Annotated[int, typer.Option(help="port of MLflow's UI", **whole_number(1, 65535))] = 5000,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="stay in the foreground until SIGTERM or Ctrl-C")
+    ] = False,
     worker_only: Annotated[
         bool,
-        typer.Option("--worker-only", help="be a worker of the Prefect server at PREFECT_API_URL, in the foreground"),
+        typer.Option(
+            "--worker-only", help="only start a worker, in the foreground, for the Prefect server at PREFECT_API_URL"
+        ),
     ] = False,
     systemd: Annotated[
         Literal["user", "system"] | None,
-        typer.Option(help="print a systemd unit that does this after each boot, and start nothing"),
+        typer.Option(help="print a systemd unit that does this after each boot, without starting anything"),
     ] = None,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
@@ -229,13 +234,13 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
 def page(
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET_OR_YAML]", help="a preset or YAML file; default: the last run's page"),
+        typer.Argument(metavar="[PRESET_OR_YAML]", help="a preset or YAML file; default: the page of the last run"),
     ] = None,
     overrides: Overrides = None,
     workspace: ConfigWorkspace = None,
-    browse: Annotated[bool, typer.Option("--open/--no-open", help="open it in the browser")] = True,
+    browse: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
 ) -> None:
-    """Write and open the page of a config: its pictures, stages and versions, and what the next run would do."""
+    """Write and open an HTML page of a config: its pictures, stages and versions, and what the next run would do."""
     import webbrowser
 
     from flows.configs import load

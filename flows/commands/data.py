@@ -6,7 +6,7 @@ import typer
 
 from flows.commands.options import Json, print_json
 
-app = typer.Typer(help="Data sets: their formats.", no_args_is_help=True)
+app = typer.Typer(help="Data set formats.", no_args_is_help=True)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from flows.commands.options import RuntimeOption, WorkspaceOption
 
 
 def export(
-    to: Annotated[Path, typer.Option("--to", help="the folder to write; it must not be there yet")],
+    to: Annotated[Path, typer.Option("--to", help="folder to write; it must not exist yet")],
     model: Annotated[
         str | None,
         typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION; default: the champion promoted last"),
@@ -19,9 +19,9 @@ def export(
     runtime: RuntimeOption = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Write a registered model into a folder that onnxruntime, NumPy and Pillow run; its README.md documents it.
+    """Export a registered model to a folder that runs with onnxruntime, NumPy and Pillow; its README.md documents it.
 
-    With --runtime torch the folder is one that other trainings can start from.
+    With --runtime torch, the folder is a captioner that other trainings can start from.
     """
     from flows.registered.export import export_model
 

@@ -12,15 +12,17 @@ from flows.commands.options import WorkspaceOption
 
 def forget(
     photographs: Annotated[
-        list[str], typer.Argument(metavar="PHOTO...", help="name in the data set, file or SHA-256 digest of each")
+        list[str],
+        typer.Argument(metavar="PHOTO...", help="name in the data set, file, or SHA-256 digest of each photograph"),
     ],
     workspace: WorkspaceOption = Path("workspace"),
     versions: Annotated[
-        bool, typer.Option("--versions", help="also remove versions made with them that are champion or have an alias")
+        bool,
+        typer.Option("--versions", help="also remove versions made with them that are champion or have another alias"),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it; without this it is only listed")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove it instead of only listing it")] = False,
 ) -> None:
-    """List what a workspace holds of photographs that were deleted from the data set; remove it with --yes."""
+    """List what a workspace contains of photographs deleted from the data set; with --yes, remove it."""
     from flows.commands import photograph_traces as traces
     from flows.commands.workspace import check_local, open_workspace
     from flows.operations.service import is_locked

@@ -48,37 +48,41 @@ _LISTED = 10  # unread files listed
 
 def init(
     data: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="a folder of pictures, or a file of captions")],
-    out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.yaml, after the folder")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.yaml, named after the folder")] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="weights of the backbone, which is MobileNetV2 for most data: a file, or torchvision's, which are "
-            "downloaded once; default: the preset's"
+            help="weights of the backbone (for most data MobileNetV2): a file, or torchvision's, which are downloaded "
+            "once; default: the preset's"
         ),
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(help="backbone in place of MobileNetV2: clip, siglip, dinov2 or convnext (docs/backbones.md)"),
+        typer.Option(
+            help="backbone to use instead of MobileNetV2: clip, siglip, dinov2 or convnext (docs/backbones.md)"
+        ),
     ] = None,
     start: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="CAPTIONER",
-            help="start from this captioner: models:/NAME@ALIAS, or the folder or URL of an exported one; for a few "
-            "hundred photographs that is worth more than all other settings",
+            help="start training from this captioner: models:/NAME@ALIAS, or the folder or URL of an exported one; "
+            "with a few hundred photographs, this helps more than all other settings",
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="with --from models:/...: the workspace or MLflow server that has it; default: ./workspace"),
+        typer.Option(
+            help="with --from models:/...: workspace or MLflow server that has the captioner; default: ./workspace"
+        ),
     ] = None,
     captions: Annotated[
-        Path | None, typer.Option(help="the file of captions in FOLDER; default: the one that looks most like captions")
+        Path | None, typer.Option(help="caption file in FOLDER; default: the file that looks most like captions")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
 ) -> None:
-    """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
+    """Examine a folder or file of captioned pictures, and write a config for it, with settings that suit its size."""
     from tasks.data.splits import divides
     from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS

@@ -24,12 +24,14 @@ def model(
     overrides: Overrides = None,
     words: Annotated[
         int | None,
-        typer.Option(help="size of the vocabulary; default: that of the captions, or 5,000", **whole_number(5)),
+        typer.Option(
+            help="vocabulary size; default: that of the captions if known, otherwise 5,000", **whole_number(5)
+        ),
     ] = None,
-    depth: Annotated[int, typer.Option(help="how deep layers within layers are listed", **whole_number(1, 9))] = 3,
+    depth: Annotated[int, typer.Option(help="depth to which nested layers are listed", **whole_number(1, 9))] = 3,
     workspace: ConfigWorkspace = None,
 ) -> None:
-    """Show a captioner's layers, their shapes for one picture and a word of five captions, and their parameters."""
+    """Show a captioner's layers, their parameters, and their shapes for one picture with one word of five captions."""
     from tasks.config.presets import presets
 
     if name in presets() or Path(name).suffix in (".yaml", ".yml"):

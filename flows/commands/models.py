@@ -28,20 +28,20 @@ _ADDRESS = "models:/NAME/VERSION or models:/NAME@ALIAS"
 _Address = Annotated[str, typer.Argument(metavar="VERSION", help=_ADDRESS)]
 _On = Annotated[
     str | None,
-    typer.Option(metavar="CONFIG", help="score on the held-out pictures of this preset or YAML file, as they are now"),
+    typer.Option(metavar="CONFIG", help="score on the current held-out pictures of this preset or YAML file"),
 ]
 
 
-app = typer.Typer(help="Registered models: compare versions, choose the champion.", no_args_is_help=True)
+app = typer.Typer(help="Registered models: compare versions, and choose the champion.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="only the versions of this model")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="list only the versions of this model")] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """List the registered versions with their scores, the champions marked."""
+    """List the registered versions with their aliases, such as champion, and scores."""
     from tasks.mlflow_store.catalogue import all_versions
     from tasks.mlflow_store.versions import REVIEWED
 
@@ -59,7 +59,7 @@ def list_(
 
 @app.command()
 def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
-    """Show a version: its model card, its scores, and what it was made from."""
+    """Show the model card of a version, with its data, training and scores."""
     from tasks.mlflow_store.catalogue import one_version
 
     found = one_version(workspace, version)
@@ -72,10 +72,10 @@ def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_j
 @app.command()
 def report(
     version: _Address,
-    out: Annotated[Path, typer.Option(help="the file to write")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="file to write")] = Path("report.html"),
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Write the report of a version's evaluation, an HTML page that needs no network, from MLflow."""
+    """Write the evaluation report of a version, from MLflow, as an HTML page that needs no network."""
     from tasks.mlflow_store.catalogue import write_version_report
 
     write_version_report(workspace, version, out)
@@ -85,17 +85,20 @@ def report(
 @app.command()
 def compare(
     versions: Annotated[
-        list[str], typer.Argument(metavar="VERSION...", help=f"two or more of {_ADDRESS}; then settings of --on")
+        list[str], typer.Argument(metavar="VERSION...", help=f"two or more of {_ADDRESS}; then overrides for --on")
     ],
     on: _On = None,
-    captions: Annotated[int, typer.Option(help="how many pictures to print the captions of", **whole_number(0))] = 10,
+    captions: Annotated[
+        int, typer.Option(help="number of pictures whose captions are printed", **whole_number(0))
+    ] = 10,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write an HTML page with photographs and attention; needs --on")
+        Path | None,
+        typer.Option(metavar="FILE", help="write an HTML page with photographs and attention maps; needs --on"),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Compare registered versions with the first of them on the same pictures: scores, intervals and captions."""
+    """Compare registered versions with the first one given, on the same pictures: scores, intervals and captions."""
     from flows.registered.compare import compare_versions
 
     addresses, settings = [item for item in versions if "=" not in item], [item for item in versions if "=" in item]
@@ -137,23 +140,24 @@ def promote(
     version: _Address,
     overrides: Overrides = None,
     score: Annotated[
-        str | None, typer.Option(help="the score to compare; by default CONFIG's registry.promote_on, or bleu4")
+        str | None, typer.Option(help="score to compare by; default: registry.promote_on of CONFIG, or bleu4")
     ] = None,
     certainty: Annotated[
         float | None,
         typer.Option(
             min=0.5,
             max=0.9999,
-            help="share of bootstrap resamples in which it must win; by default CONFIG's registry.certainty, or 0.95",
+            help="share of bootstrap resamples in which it must score higher; default: registry.certainty of CONFIG, "
+            "or 0.95",
         ),
     ] = None,
     on: _On = None,
     force: Annotated[
-        bool, typer.Option("--force", help="promote it without a comparison, also one that a gate refused")
+        bool, typer.Option("--force", help="promote it without a comparison, even if a gate refused it")
     ] = False,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Make a version the champion if the rule of docs/champions.md says so, or --force does."""
+    """Make a version the champion if the rule in docs/champions.md allows it, or with --force."""
     from flows.registered.compare import force_champion, promote_version
     from tasks.config.stages import RegistryConfig
 
@@ -174,11 +178,11 @@ def promote(
 @app.command()
 def use(
     model: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="name of a registered model; without it: the one promoted last")
+        str | None, typer.Argument(metavar="NAME", help="name of a registered model; default: the one promoted last")
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Fix whose champion `caption` and `serve` use where no --model is given."""
+    """Set the registered model whose champion `caption` and `serve` use without --model."""
     from tasks.mlflow_store.versions import fix_model
 
     fix_model(workspace, model)
@@ -191,12 +195,12 @@ def evaluate(
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="write results.json and annotations.json, in COCO's formats, into this folder")
+        Path | None, typer.Option(help="write results.json and annotations.json, in COCO's formats, to this folder")
     ] = None,
     workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
-    """Score a registered model (by default the config's champion) on the config's held-out pictures as they are now."""
+    """Score a registered model (by default the config's champion) on the current held-out pictures of the config."""
     from flows.configs import load
     from flows.registered.evaluate import evaluate_registered
 

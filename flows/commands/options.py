@@ -21,7 +21,7 @@ Overrides = Annotated[
     typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="settings that replace those of the preset or file"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
-Until = Annotated[str, typer.Option(help="the last stage to run")]
+Until = Annotated[str, typer.Option(help="last stage to run")]
 Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
 
 
@@ -57,19 +57,19 @@ WorkspaceOption = Annotated[
         envvar="ATTEND_WORKSPACE",
         parser=workspace_folder,
         metavar="FOLDER",
-        help="folder or URL that `attend run` works in",
+        help="folder or URL of the workspace",
     ),
 ]
 
 
 RuntimeOption = Annotated[
     Runtime | None,
-    typer.Option(help="what the model runs on; by default the first of those that it was registered for"),
+    typer.Option(help="what the model runs on; default: the first installed of the runtimes it was registered for"),
 ]
 
 ConfigWorkspace = Annotated[
     str | None,
-    typer.Option("--workspace", metavar="FOLDER", help="folder or URL to work in, in place of machine.workspace"),
+    typer.Option("--workspace", metavar="FOLDER", help="folder or URL of the workspace, instead of machine.workspace"),
 ]
 
 

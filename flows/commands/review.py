@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # most frequent changes of words printed
 _Answers = Annotated[
-    Path | None, typer.Option(help="file of the answers, JSON lines; by default reviews.jsonl in the workspace")
+    Path | None, typer.Option(help="file of the answers (JSON lines); default: reviews.jsonl in the workspace")
 ]
 
-app = typer.Typer(help="People correct captions, and the next run learns from it.", no_args_is_help=True)
+app = typer.Typer(help="Have people correct captions, from which the next run learns.", no_args_is_help=True)
 
 
 @app.command()
@@ -27,22 +27,23 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or an exported folder")
     ] = None,
-    number: Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))] = 100,
+    number: Annotated[int, typer.Option(help="maximum number of pictures to ask about", **whole_number(1))] = 100,
     share: Annotated[
-        float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")
+        float,
+        typer.Option(min=0, max=1, help="share of these pictures that is drawn at random, to measure the captions"),
     ] = 0.2,
     unlike: Annotated[
-        float, typer.Option(min=0, max=1, help="share of them that is the least like the pictures trained on")
+        float, typer.Option(min=0, max=1, help="share of these pictures that is least like the training pictures")
     ] = 0.2,
     answers: _Answers = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; any but a loopback address needs the token that is printed")
+        str, typer.Option(help="address to listen on; any address but loopback requires the printed token")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8001,
     runtime: RuntimeOption = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Serve a page on which people accept, correct or reject the captions of photographs worth a look."""
+    """Serve a page on which people accept, correct or reject the captions of photographs that are worth checking."""
     from flows.registered.review_queue import QueueOptions
     from flows.review.serve import serve_review
     from tasks.review.queue import Shares
@@ -72,7 +73,7 @@ def _file_of(answers: Path | None, workspace: Path) -> Path:
 
 @app.command()
 def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
-    """Print how many captions people accepted, by version and week, what they changed, and how far they agree."""
+    """Print how many captions people accepted, by version and week, what they changed, and how often they agreed."""
     from tasks.datasets.corrections import read_answers
     from tasks.review.rates import figures
 

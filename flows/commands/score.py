@@ -18,13 +18,14 @@ def score(
     references: Annotated[
         Path | None,
         typer.Argument(
-            metavar="REFERENCES", help="COCO annotations (.json); not for predictions.parquet, which has its own"
+            metavar="REFERENCES",
+            help="COCO annotations (.json); not for predictions.parquet, which contains its references",
         ),
     ] = None,
-    metrics: Annotated[str, typer.Option(help="names of metrics, separated by commas")] = "bleu,meteor,rouge,cider",
+    metrics: Annotated[str, typer.Option(help="metrics, separated by commas")] = "bleu,meteor,rouge,cider",
     as_json: Json = False,
 ) -> None:
-    """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr; print intervals and a signature too."""
+    """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr, with intervals and a signature."""
     from tasks.common.errors import suggestion
     from tasks.common.log import log
     from tasks.evaluation.caption_and_score import score_corpus, score_lines

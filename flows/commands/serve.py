@@ -16,7 +16,7 @@ def serve(
         str | None,
         typer.Option(
             envvar="ATTEND_MODEL",
-            help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder that `attend export` wrote",
+            help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder written by `attend export`",
         ),
     ] = None,
     runtime: RuntimeOption = None,
@@ -24,19 +24,17 @@ def serve(
         str,
         typer.Option(
             envvar="ATTEND_LISTEN_HOST",
-            help="address to listen on; unless it is a loopback address, other machines can connect",
+            help="address to listen on; other machines can connect unless it is a loopback address",
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(envvar="ATTEND_LISTEN_PORT", help="port to listen on", **whole_number(1, 65535))
     ] = 8000,
     batch: Annotated[
-        int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
+        int, typer.Option(help="maximum number of pictures captioned at once", **whole_number(1, 32))
     ] = 32,
-    refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
-    drain: Annotated[
-        float, typer.Option(help="seconds for which it goes on answering after SIGTERM, while /ready answers 503")
-    ] = 5,
+    refresh: Annotated[float, typer.Option(help="seconds between checks for a new champion")] = 15,
+    drain: Annotated[float, typer.Option(help="seconds to keep answering after SIGTERM, while /ready returns 503")] = 5,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Serve a registered model over HTTP, with a web page to try it (by default the champion promoted last)."""

@@ -12,10 +12,10 @@ from tasks.common.errors import AttendError, suggestion
 
 
 def settings(
-    section: Annotated[str | None, typer.Argument(metavar="SECTION", help="only this section of a config")] = None,
+    section: Annotated[str | None, typer.Argument(metavar="SECTION", help="list only this section of a config")] = None,
     as_json: Json = False,
 ) -> None:
-    """List every setting of a config: its type, default, bounds, and what it means."""
+    """List every setting of a config: its type, default, bounds and meaning."""
     from tasks.config.reference import sections
 
     known = sections()

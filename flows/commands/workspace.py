@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.pipeline.workspace import Workspace
 
 app = typer.Typer(
-    help="What a workspace holds: list, measure, check and clean up grids and artifacts.", no_args_is_help=True
+    help="List, measure, check and clean up the grids and artifacts of a workspace.", no_args_is_help=True
 )
 
 
@@ -79,14 +79,18 @@ def prune(
     ] = None,
     keep_versions: Annotated[
         int | None,
-        typer.Option(min=0, help="keep this many versions of each model, besides champion, previous and challenger"),
+        typer.Option(
+            min=0,
+            help="keep this many of the latest versions of each model, and all with an alias (champion, previous, "
+            "challenger)",
+        ),
     ] = None,
     keep_days: Annotated[
-        float, typer.Option(min=0, help="with --keep-versions: keep versions younger than this many days too")
+        float, typer.Option(min=0, help="with --keep-versions: also keep versions younger than this many days")
     ] = 30,
-    yes: Annotated[bool, typer.Option("--yes", help="remove the items; without this they are only listed")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove the items instead of only listing them")] = False,
 ) -> None:
-    """List what no run and no registered model needs; remove it with --yes. All versions are kept by default."""
+    """List what no run or registered model needs; with --yes, remove it. By default, all versions are kept."""
     from flows.commands import workspace_contents as housekeeping
     from tasks.pipeline.sessions import exclusive_session
 
@@ -118,9 +122,9 @@ def prune(
 @app.command("compact")
 def compact(
     workspace: WorkspaceOption = Path("workspace"),
-    yes: Annotated[bool, typer.Option("--yes", help="rewrite the shards; without this they are only listed")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rewrite the shards instead of only listing them")] = False,
 ) -> None:
-    """List the shards that hold grids which nobody needs any more; rewrite them without those grids with --yes."""
+    """List the shards with grids that are no longer needed; with --yes, rewrite them without those grids."""
     from flows.commands import workspace_contents as housekeeping
     from tasks.config.machine import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
