@@ -1,4 +1,4 @@
-"""Flow runs of the worker that `attend up` started: asked to stop, and ended at the server where their process is gone.
+"""Flow runs of the worker that `attend up` started: asked to stop, and ended at the server if their process has died.
 
 A run that stays `Running` holds the only place of its deployment, and every later run is cancelled until the server
 gives up waiting for it.

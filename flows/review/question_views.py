@@ -1,4 +1,4 @@
-"""What a person sees of a question: the photograph, and what the model says of it beside its caption."""
+"""What a person sees of a question: the photograph, and what the model says about it in addition to its caption."""
 
 from __future__ import annotations
 

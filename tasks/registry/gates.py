@@ -1,4 +1,4 @@
-"""Gates: what a version's captions must not be, whatever they score, before it may be champion.
+"""Gates: limits that a version's captions must meet, regardless of their scores, before it may be champion.
 
 Each compares a share of the pictures with a limit of the config's `registry`, and refuses the version where the whole
 95 % interval of the share lies beyond the limit: few pictures refuse nothing by chance.
