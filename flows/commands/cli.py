@@ -161,7 +161,9 @@ def up(
     ] = None,
     notify: Annotated[
         str | None,
-        typer.Option(metavar="TYPE/NAME", help="Prefect notification block that reports failed and missing runs"),
+        typer.Option(
+            metavar="TYPE/NAME", help="Prefect notification block for failed, crashed and missing runs, and for drift"
+        ),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     project: Annotated[

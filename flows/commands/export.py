@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RuntimeOption, WorkspaceOption
+from flows.commands.options import WorkspaceOption
+from models.options import Runtime
 
 
 def export(
@@ -16,7 +17,7 @@ def export(
         str | None,
         typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION; default: the champion promoted last"),
     ] = None,
-    runtime: RuntimeOption = None,
+    runtime: Annotated[Runtime, typer.Option(help="what the folder runs on")] = "onnx",
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Export a registered model to a folder that runs with onnxruntime, NumPy and Pillow; its README.md documents it.
@@ -26,7 +27,7 @@ def export(
     from flows.registered.export import export_model
 
     folder = to.expanduser()
-    size = export_model(model, folder, runtime or "onnx", workspace)
+    size = export_model(model, folder, runtime, workspace)
     use = f"{folder / 'README.md'} says how to use it"
     if runtime == "torch":
         use = f"a training starts from it with training.start_from={folder}, or attend init --from {folder}"

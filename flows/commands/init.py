@@ -74,7 +74,8 @@ def init(
     store: Annotated[
         str | None,
         typer.Option(
-            help="with --from models:/...: workspace or MLflow server that has the captioner; default: ./workspace"
+            help="with --from models:/...: workspace or MLflow server with the captioner; default: ATTEND_WORKSPACE, "
+            "or ./workspace"
         ),
     ] = None,
     captions: Annotated[

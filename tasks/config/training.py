@@ -65,7 +65,10 @@ class CrossEntropyConfig(FitConfig):
         "0 to this value at the end of training",
     )
     doubly_stochastic: float = Field(
-        0.0, ge=0, description="weight lambda of the doubly stochastic term of Xu et al. 2015, equation 14"
+        0.0,
+        ge=0,
+        description="weight lambda of the doubly stochastic term of Xu et al. 2015, equation 14, with the mean over "
+        "positions instead of their sum",
     )
 
 
