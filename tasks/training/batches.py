@@ -1,4 +1,4 @@
-"""Pictures (cached grids, or photographs) + token ids -> batches, with one row per picture that its captions share.
+"""Pictures (cached grids, or photographs) + token ids -> batches; a picture has one row, shared by its captions.
 
 The order of an epoch is a function of the seed and the epoch's number alone, so a resumed run sees the same batches.
 """
@@ -28,7 +28,7 @@ from tasks.pipeline import distributed as processes
 
 CPU = torch.device("cpu")
 _POOL_BLOCKS = 16  # blocks whose pictures are shuffled together
-# Per picture and epoch. A file that a data set contains thousands of times has thousands of captions.
+# Per picture and epoch: a file that a data set contains thousands of times has thousands of captions.
 _MAX_CAPTIONS = 64
 # torch warns that mapped grids are read-only; nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -38,12 +38,12 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 class Batch:
     """A batch of N pictures, each with up to R captions.
 
-    pictures: grids (N, h, w, C), or photographs (N, 3, S, S) uint8 where the backbone is tuned; see `Batches.shown`.
-    tokens (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL. positions
-    (N,) int64: the pictures' positions in the whole batch, of which this may be one process's part. is_padding: true
-    where the whole batch had no picture left for this process; this batch then adds nothing to the loss or the
-    gradient. places, next_words (M,) int64: the words whose next word counts, as `Decoder.forward` takes them, and
-    these next words. rewards (N, R) float64: of the captions, where these are trained on by rewards; else empty.
+    pictures: grids (N, h, w, C), or photographs (N, 3, S, S) uint8 if the backbone is tuned; see also
+    `ResidentBatches`. tokens (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows
+    of NULL. positions (N,) int64: the pictures' positions in the whole batch, of which this may be one process's part.
+    is_padding: true if the whole batch had no picture left for this process; this batch then adds nothing to the loss
+    or the gradient. places, next_words (M,) int64: the positions that count, as `Decoder.forward` takes them, and the
+    words that follow there. rewards (N, R) float64: the captions' rewards, if training uses rewards; else empty.
     """
 
     pictures: Tensor
@@ -56,7 +56,7 @@ class Batch:
 
     @classmethod
     def of(cls, pictures: Tensor, tokens: Tensor, positions: Tensor | None = None, is_padding: bool = False) -> Batch:
-        """Return the batch of tokens that are in the host's memory, with its places; positions: by default 0, 1, ..."""
+        """Return the batch of tokens in the host's memory, with `places`. positions: by default 0, 1, ..."""
         targets = tokens[:, :, 1:].flatten()
         places = (targets != NULL).nonzero().squeeze(1)
         positions = torch.arange(len(tokens)) if positions is None else positions
@@ -69,7 +69,7 @@ class Batch:
 
     @property
     def targets(self) -> Tensor:
-        """Return the token that follows each token read, (N, R, T) int64; NULL where none follows."""
+        """Return the token that follows each token read, (N, R, T) int64; NULL if none follows."""
         return self.tokens[:, :, 1:]
 
     @property
@@ -78,14 +78,14 @@ class Batch:
         return self.targets != NULL
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; from pinned memory, its tensors are copied while the host goes on."""
+        """Return the batch on a device. From pinned memory, tensors are copied asynchronously."""
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **moved)
 
     def parts(self, number: int) -> list[Batch]:
-        """Split the batch into `number` parts, or into one part per picture where it has fewer pictures."""
+        """Split the batch into `number` parts, or into one part per picture if it has fewer pictures."""
         number = min(number, len(self.tokens))
         parts = zip(
             *(tensor.tensor_split(number) for tensor in (self.pictures, self.tokens, self.positions)), strict=True
@@ -97,7 +97,7 @@ class Batches(ABC):
     """The batches of a split's pictures: `size` pictures per batch, each with at most `rows` captions.
 
     Each epoch draws `most_captions` captions of a picture that has more. An epoch shows each picture once, or has
-    `epoch_batches` batches: the first of them, or with pictures shown again in another order. Where several processes
+    `epoch_batches` batches; it then leaves pictures out, or shows them again in another order. If several processes
     train together (see distributed.py), each process reads its part of every batch.
     """
 
@@ -147,7 +147,7 @@ class Batches(ABC):
         """
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Return the shuffled batches of epoch `number`, from batch `start` on; two are read ahead of use."""
+        """Return the shuffled batches of epoch `number`, from batch `start` on; two are read ahead."""
         order = self.order(number)
         starts = range(start * self.size, len(order), self.size)
         return run_ahead((self._read(order, first, number) for first in starts), 2)
@@ -158,14 +158,14 @@ class Batches(ABC):
         whole_batch = range(len(order[start : start + self.size]))
         positions = processes.share_of(whole_batch)
         spare = not positions
-        # A process without a picture of its own reads the first one, so that it takes part in the step all the same.
+        # A process without a picture of its own reads the first one, because it must take part in the step.
         captioned = [self.captioned[order[start + position]] for position in positions or whole_batch[:1]]
         captions = [self._draw_captions(picture, epoch) for picture in captioned]
         tokens = torch.from_numpy(padded(captions))
         return Batch.of(self.pictures_of(captioned, epoch), tokens, torch.tensor(positions or [0]), spare)
 
     def _draw_captions(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
-        """Return a picture's captions of an epoch, (R, T+1): a function of the seed, the epoch and the picture."""
+        """Return a picture's captions in an epoch, (R, T+1): a function of the seed, the epoch and the picture."""
         if len(picture.tokens) <= self._most_captions:
             return picture.tokens
         generator = random.Random(f"captions {self.seed} {epoch} {picture.digest}")
@@ -179,7 +179,7 @@ class GridBatches(Batches):
     for fully random order. Blocks come in random order, and the pictures of a pool of sixteen blocks are shuffled
     together; while one pool is used, the next is read. Every addition to the cache is stored in the order of its
     digests, so a block is one contiguous run in each addition. The order is a function of the pictures' digests, the
-    seed and the epoch, and stays the same when grids are moved within the cache. device: on which the batches are used.
+    seed and the epoch, and stays the same when grids are moved within the cache. device: where the batches are used.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class GridBatches(Batches):
         with_grid = [picture for picture in pictures if picture.digest in grids]
         super().__init__(with_grid, size, seed, most_captions, epoch_batches)
         self.grids, self.device, self._block = grids, device, block
-        # A GPU gets grids as they are stored, half as large: it converts them itself.
+        # A GPU gets grids in float16, as they are stored: half as large. It converts them itself.
         self._dtype = torch.float32 if device == CPU else torch.float16
         # In pictures, rounded up to whole batches.
         self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
@@ -219,7 +219,7 @@ class GridBatches(Batches):
         yield from super().epoch(number, start)
 
     def prefetch(self, order: npt.NDArray[np.int64], start: int) -> None:
-        """Have the next pool's grids read from the disk, a batch's worth at a time, while this pool is used."""
+        """Request the next pool's grids from the disk, a batch's worth at a time, while this pool is used."""
         if self._block is None:
             return
         pool = start // self._pool_size
@@ -236,7 +236,7 @@ class GridBatches(Batches):
         return sorted((self.captioned[index].digest for index in indices), key=self.grids.row)
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        pinned = self.device.type == "cuda"  # memory from which a GPU copies while the host goes on
+        pinned = self.device.type == "cuda"  # a GPU copies from pinned memory asynchronously
         out = torch.empty(len(captioned), *self.grids.shape, dtype=self._dtype, pin_memory=pinned)
         return read_into(out, self.grids, [picture.digest for picture in captioned])
 
@@ -262,9 +262,9 @@ class ResidentBatches(GridBatches):
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Copy all grids to the device; raise AttendError where its memory is too small.
+        """Copy all grids to the device; raise AttendError if its memory is too small.
 
-        arguments, options: those of `GridBatches`.
+        arguments, options: as for `GridBatches`.
         """
         super().__init__(*arguments, **options)
         digests = [picture.digest for picture in self.captioned]
@@ -292,9 +292,9 @@ class ResidentBatches(GridBatches):
 
 
 def padded(captions: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
-    """Return the captions of N pictures as one array (N, R, T + 1), filled with NULL and as short as they allow.
+    """Return the captions of N pictures as one array (N, R, T + 1), padded with NULL to the longest caption.
 
-    captions: of each picture, (its number of captions, max_tokens + 2).
+    captions: one array per picture, (its number of captions, max_tokens + 2).
     """
     rows = np.full((len(captions), max(map(len, captions)), captions[0].shape[1]), NULL, dtype=np.int64)
     for row, own in zip(rows, captions, strict=True):
@@ -310,20 +310,20 @@ def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iter
 
 
 def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows: int, members: int = 1) -> int:
-    """Return how many pictures to caption at once, from 1 to 256, so that they take about 512 MiB of memory at most.
+    """Return how many pictures to caption at once, from 1 to 256, within about 512 MiB of memory.
 
-    Captioning more pictures at once is faster as long as memory allows. `machine.decode_batch` is returned where it is
-    set. shape: (h, w, C) of a grid. rows: hypotheses per picture. members: of an ensemble.
+    Captioning more pictures at once is faster while memory allows. If `machine.decode_batch` is set, it is returned.
+    shape: (h, w, C) of a grid. rows: hypotheses per picture. members: of an ensemble.
     """
-    # float32. Attention computes about 512 numbers per hypothesis and grid position: see attention.py.
+    # In float32. Attention computes about 512 numbers per hypothesis and grid position: see attention.py.
     bytes_per_picture = 4 * math.prod(shape) + members * 4 * 512 * shape[0] * shape[1] * rows
     return machine.decode_batch or min(max(2**29 // bytes_per_picture, 1), 256)
 
 
 def read_into(out: Tensor, grids: GridReader, digests: Sequence[str]) -> Tensor:
-    """Fill `out` (n, h, w, C) with the grids of these digests in their order, and return it.
+    """Fill `out` (n, h, w, C) with the grids of these digests, in order, and return it.
 
-    Each grid is copied and converted in one step, without a copy of all of them in between.
+    Each grid is copied and converted in one step, without an intermediate copy of all grids.
     """
     for row, digest in zip(out, digests, strict=True):
         row.copy_(torch.from_numpy(grids.mapped(digest)))

@@ -1,4 +1,4 @@
-"""The weights of a training's best epoch so far: a file in the folder in which it runs, and the file's digest."""
+"""The weights of a training's best epoch so far: a file in the training's folder, and the file's digest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.common.files import digest_of_file, flush, write_whole
 _NAME = ".epoch-{}.safetensors"
 
 
-Record = tuple[int, str]  # the row of the history that weights are of, and the SHA-256 of their file
+Record = tuple[int, str]  # the weights' row in the history, and the SHA-256 of their file
 
 
 class BestWeights:
-    """The file of the best weights. record: of these, as a checkpoint has it; None before the first epoch."""
+    """The file of the best weights. record: what a checkpoint stores of them; None before the first epoch."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class BestWeights:
         return self._folder / _NAME.format(self.record[0])
 
     def save(self, state: dict[str, Tensor], row: int) -> None:
-        """Write the weights of a row of the history to a file of their own."""
+        """Write the weights of a row of the history to a new file."""
         path = self._folder / _NAME.format(row)
         save_weights(state, path)
         self.record = row, digest_of_file(path)
@@ -39,15 +39,15 @@ class BestWeights:
     def remove_others(self) -> None:
         """Remove the files of earlier weights.
 
-        Call this only after the checkpoint: a killed run resumes with the history of its checkpoint, and needs the
-        weights that are best in it.
+        Call this only after the checkpoint is written: a killed run resumes with the history in its checkpoint, and
+        needs the best weights of that history.
         """
         for path in self._folder.glob(_NAME.format("*")):
             if path != self.path:
                 path.unlink()
 
     def damage(self, record: Record | None) -> str | None:
-        """Return which weights are gone or do not match their digest; None where they do, or there are none."""
+        """Return which weights are missing or do not match their digest; None if they match, or there are none."""
         if record is None:
             return None
         path = self._folder / _NAME.format(record[0])
@@ -56,7 +56,7 @@ class BestWeights:
         return f"{path}: these weights do not match their digest"
 
     def load(self, name: str, section: str) -> dict[str, Tensor]:
-        """Return the weights, on the CPU; AttendError where they do not match their digest, or are not finite.
+        """Return the weights, on the CPU; AttendError if they do not match their digest, or are not finite.
 
         name, section: the stage and its config section, for the message.
         """

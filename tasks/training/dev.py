@@ -1,4 +1,4 @@
-"""The dev pictures, on which the epochs of a training are validated."""
+"""The dev pictures, on which each epoch of a training is validated."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch, decode_batch_size, grids_in_order, padded
 
 DEV_SCORES = ("dev_bleu4", "dev_meteor", "dev_cider", "dev_mean", "dev_likelihood")
-_ROWS = 160  # captions whose logits are computed at once: with a large vocabulary, some 60 MB
+_ROWS = 160  # captions whose logits are computed at once: about 60 MB with a large vocabulary
 
 
 class Dev(ABC):
-    """The dev pictures: after each epoch they are captioned free-running, and their own captions are predicted."""
+    """The dev pictures. After each epoch, the model captions them, and predicts their own captions."""
 
     def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig) -> None:
         """pictures: those with a grid. captions: the folder of the artifact of `tensorise`."""
@@ -40,7 +40,7 @@ class Dev(ABC):
         self._vocabulary: Vocabulary = read_vocabulary(captions)
         by_digest = {picture.digest: picture for picture in read_captions(captions, "dev")}
         self._local_captions = [by_digest[picture.digest] for picture in self.local_pictures]
-        # A decoder that has learnt little yet ends no caption: it is not left to write longer ones than people do.
+        # A decoder that has learnt little yet never predicts END: limit captions to the length of people's longest.
         self._longest = max(int((picture.tokens > END).sum(axis=1).max()) for picture in by_digest.values())
 
     @abstractmethod
@@ -53,9 +53,9 @@ class Dev(ABC):
     def scores(self, model: nn.Module) -> dict[str, float]:
         """Return the scores of all dev pictures.
 
-        The first three of `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is their mean. `dev_loss`
-        is the cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what
-        training adds to it, `dev_perplexity` is its exponential, and `dev_likelihood` the inverse of that, in percent.
+        The first three of `DEV_SCORES` are of greedy captions, free-running; `dev_mean` is their mean. `dev_loss` is
+        the cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without penalties;
+        `dev_perplexity` is its exponential, and `dev_likelihood` the inverse of that, in percent.
         """
         model.eval()
         local_captions: list[list[str]] = []
@@ -83,7 +83,7 @@ class Dev(ABC):
             **measured,
             "dev_mean": sum(measured.values()) / len(measured),
             "dev_loss": loss / tokens,
-            "dev_perplexity": math.exp(min(loss / tokens, 700.0)),  # above, floats end
+            "dev_perplexity": math.exp(min(loss / tokens, 700.0)),  # floats overflow above
             "dev_likelihood": 100 * math.exp(-loss / tokens),
         }
 

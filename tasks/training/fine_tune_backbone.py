@@ -59,9 +59,9 @@ def fine_tune_backbone(
 ) -> Outcome:
     """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
 
-    trained: the artifact of the stage that made the decoder. data: the data set, which locates the photographs. The
-    outcome's product is the digest of the backbone's weights. Raise AttendError where the block `tuning.first_block`
-    cannot be tuned.
+    trained: the artifact of the stage that trained the decoder. data: the data set, which locates the photographs. The
+    outcome's products are the digests of the backbone's and the decoder's weights. Raises AttendError if the block
+    `tuning.first_block` cannot be tuned.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
     tuning = with_precision(tuning, device_of(machine))
@@ -106,10 +106,10 @@ def fine_tune_backbone(
 
 
 def backbone_groups(blocks: Sequence[Sequence[nn.Parameter]], tuning: TuningConfig) -> list[WeightGroup]:
-    """Return the weights of the backbone's blocks, the first block first, with their learning rates.
+    """Return the weights of the backbone's blocks, with their learning rates; the first block comes first.
 
-    The last block has `backbone_learning_rate`, each one before it `layer_decay` times that of the next: the early
-    layers of a ViT need to change least (Bao et al. 2022, "BEiT", appendix).
+    The last block has `backbone_learning_rate`, and each earlier one `layer_decay` times the rate of the next: the
+    early layers of a ViT need to change least (Bao et al. 2022, "BEiT", appendix).
     """
     if tuning.layer_decay == 1.0:
         return [WeightGroup(tuning.backbone_learning_rate, [weight for block in blocks for weight in block])]
@@ -118,7 +118,7 @@ def backbone_groups(blocks: Sequence[Sequence[nn.Parameter]], tuning: TuningConf
 
 
 def _of(part: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the `backbone` or the `decoder`, by the names that they have there."""
+    """Return the weights of the `backbone` or the `decoder`, without that prefix in their names."""
     return {name.removeprefix(f"{part}."): value for name, value in weights.items() if name.startswith(f"{part}.")}
 
 
@@ -132,7 +132,7 @@ class Views:
         self._resize = partial(resize, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
 
     def whole(self, digests: Sequence[str]) -> Tensor:
-        """Return whole photographs, as the extract stage encodes them."""
+        """Return whole photographs, preprocessed as in the stage `extract`."""
         return as_batch(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
 
     def varied(
@@ -145,8 +145,8 @@ class Views:
     ) -> Tensor:
         """Return photographs cropped at random to at least `crop` of each side, and mirrored with probability 1/2.
 
-        Only photographs whose `mirrored` is true may be mirrored. jitter: see `jittered`; None for none. What is done
-        to a photograph is a function of its seed alone.
+        Only photographs whose `mirrored` is true may be mirrored. jitter: see `jittered`; None for none. The result is
+        a function of the photograph and its seed.
         """
 
         def view(digest: str, seed: str, may_mirror: bool) -> Pixels:
@@ -158,7 +158,7 @@ class Views:
         return as_batch(list(self._pool.map(view, digests, seeds, mirrored)))
 
     def _decode(self, digest: str) -> Pixels:
-        """Return the photograph's pixels, uint8 (H, W, 3); raise AttendError where it cannot be read or decoded."""
+        """Return the photograph's pixels, uint8 (H, W, 3); raise AttendError if it cannot be read or decoded."""
         path = self._files[digest]
         data = read_photograph(digest, path)
         try:
@@ -170,7 +170,7 @@ class Views:
 def jittered(pixels: Pixels, generator: random.Random, share: float) -> Pixels:
     """Return a photograph, uint8 (H, W, 3), with another brightness, contrast and saturation.
 
-    Each is multiplied by a factor from 1 - share to 1 + share. The hues stay: captions name colours.
+    Each is multiplied by a factor from 1 - share to 1 + share. Hues do not change, because captions name colours.
     """
     image = Image.fromarray(pixels)
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
@@ -196,7 +196,7 @@ class PhotographBatches(Batches):
 
 
 class PhotographDev(Dev):
-    """The dev pictures, encoded by the backbone as it is trained so far."""
+    """The dev pictures, encoded by the backbone in its current state."""
 
     def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig, views: Views) -> None:
         super().__init__(pictures, captions, machine)

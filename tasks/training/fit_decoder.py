@@ -1,4 +1,4 @@
-"""Fitting a decoder to the cached grids: the code that stages `train` and `self_critical` share.
+"""Fitting a decoder to the cached grids: the code shared by the stages `train` and `self_critical`.
 
 The files written are listed in train.py. How a killed run resumes is described in loop.py.
 """
@@ -37,7 +37,7 @@ from tasks.training.warm_start import start_from
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """The artifacts of earlier stages that a decoder is trained, validated and evaluated on."""
+    """The artifacts of earlier stages on which a decoder is trained, validated and evaluated."""
 
     manifest: Artifact
     captions: Artifact
@@ -45,7 +45,7 @@ class DecoderInputs:
 
 
 class Start(NamedTuple):
-    """A captioner whose weights a training begins with. folder: its bundle for torch. name: for messages."""
+    """A captioner whose weights a training starts from. folder: its bundle for torch. name: for messages."""
 
     folder: Path
     name: str
@@ -62,8 +62,8 @@ def fit_decoder(
 ) -> Outcome:
     """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`.
 
-    start: the captioner whose weights it begins with; None for the beginning. Raise AttendError where the decoder does
-    not take the options.
+    start: the captioner to start from; None for random weights. Raises AttendError if the decoder does not take the
+    options.
     """
     vocabulary = read_vocabulary(sources.captions.path)
     training = with_precision(training, device_of(machine))
@@ -101,14 +101,14 @@ def prepare(
 ) -> tuple[GridBatches, GridDev]:
     """Return the batches of the train split, and the dev pictures.
 
-    stage: the stage's kind, for messages. training: the stage's config section, with its precision decided. Raise
-    AttendError where the grids exceed the local cache and would be read in random order, or where no picture of the
-    train or dev split has a grid.
+    stage: the stage's kind, for messages. training: the stage's config section, with its precision decided. Raises
+    AttendError if the grids exceed the local cache and would be read in random order, or if no picture of the train or
+    dev split has a grid.
     """
     grids = open_grids(sources.grids, machine)
     pictures = read_captions(sources.captions.path, "train")
     device = device_of(machine)
-    # On a CPU the files are mapped, and the system keeps as much of them in memory as fits.
+    # On a CPU the files are memory-mapped, and the system keeps as much of them in memory as fits.
     resident = machine.resident and device.type != "cpu"
     batches_class = ResidentBatches if resident else GridBatches
     cache_limit = grids.limit
@@ -136,7 +136,7 @@ def prepare(
 
 
 def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
-    """Write the decoder of a `tune` artifact to `out`, in the form of a trained one, with the history of its tuning."""
+    """Write the decoder of a `tune` artifact to `out` in the format of `train`, with the history of its tuning."""
     for name in (DECODER, WEIGHTS, LAST, HISTORY):
         shutil.copyfile(tuned.path / name, out / name)
     for row in pq.read_table(out / HISTORY).to_pylist():
@@ -147,7 +147,7 @@ def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
 def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the best weights and of `shape`.
 
-    shape: the arguments of `models.decoders.ensemble.make`. Where several processes train, only the leader writes; the
+    shape: the arguments of `models.decoders.ensemble.make`. If several processes train, only the leader writes; the
     others return an empty outcome.
     """
     if processes.rank():

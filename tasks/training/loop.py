@@ -1,7 +1,7 @@
 """The training loop, for every model and objective.
 
-While it runs, its folder holds `.checkpoint.pt` (weights and optimiser state, read with `weights_only`). From it a
-killed run resumes in the middle of an epoch and gives the same curve as an uninterrupted one: batches, dropout and
+While it runs, its folder holds `.checkpoint.pt` (weights and optimiser state, read with `weights_only`). A killed run
+resumes from it in the middle of an epoch and gives the same curve as an uninterrupted one: batches, dropout and
 replaced words are functions of the seed and the step's number.
 """
 
@@ -50,7 +50,7 @@ EpochDone = Callable[[dict[str, float], Path | None], None]
 
 
 class WeightGroup(NamedTuple):
-    """Weights that are trained at one learning rate; learning_rate: at its peak."""
+    """Weights that are trained at one learning rate. learning_rate: the peak."""
 
     learning_rate: float
     weights: Iterable[nn.Parameter]
@@ -61,7 +61,7 @@ class Sums:
     """The running sums of the current epoch, which are saved in the checkpoint."""
 
     total: float = 0.0  # of the objective's metric
-    count: float = 0.0  # tokens or captions that `total` is summed over
+    count: float = 0.0  # tokens or captions summed over in `total`
     seconds: float = 0.0
     bfloat16: int = 0  # steps computed in bfloat16
 
@@ -72,7 +72,7 @@ class Sums:
 
 
 class TrainingLoop:
-    """A training: its loop, and all state that it carries from step to step."""
+    """The training loop, with all state carried from step to step."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class TrainingLoop:
         *,
         was_trained: bool = False,
     ) -> None:
-        """Prepare the training, and resume it from the checkpoint in `out` where there is one.
+        """Prepare the training, and resume it from the checkpoint in `out` if there is one.
 
-        model: a Decoder, an Ensemble or an EndToEnd. groups: the weights that are trained, and how fast. training: its
-        precision must be decided, not `auto` (see precision.py). name: the stage's kind. was_trained: whether the model
-        was trained before: it is then validated first, as epoch 0, and kept where no later epoch is better.
+        model: a Decoder, an Ensemble or an EndToEnd. groups: the weights to train, and their learning rates. training:
+        its precision must be decided, not `auto` (see precision.py). name: the stage's kind. was_trained: whether the
+        model was trained before: it is then validated first, as epoch 0, and kept if no later epoch is better.
         """
         assert training.precision != "auto"
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
@@ -120,17 +120,17 @@ class TrainingLoop:
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
         self.best_weights = BestWeights(out)
-        self.was_trained = processes.broadcast_from_leader(was_trained)  # the leader alone knows of a champion
+        self.was_trained = processes.broadcast_from_leader(was_trained)  # only the leader knows about a champion
         self._resume()
 
     @property
     def section(self) -> str:
-        """Return the name of the config section that this training follows."""
+        """Return the name of this training's config section."""
         return {"train": "training", "tune": "tuning"}.get(self.name, self.name)
 
     @property
     def trained_epochs(self) -> int:
-        """Return the number of epochs that are done, without epoch 0."""
+        """Return the number of finished epochs, without epoch 0."""
         return int(self.history[-1]["epoch"]) if self.history else 0
 
     @property
@@ -141,8 +141,8 @@ class TrainingLoop:
     def run(self, dev: Dev, epoch_done: EpochDone = lambda _row, _best: None) -> None:
         """Train until the last epoch, or until the selected dev score has not risen for `patience` epochs.
 
-        epoch_done: called with each row of the history as it is made, and with the file of the epoch's weights where
-        they are the best so far; a resumed training first calls it with the rows of earlier runs.
+        epoch_done: called with each new row of the history, and with the file of the epoch's weights if they are the
+        best so far; a resumed training first calls it with the rows of earlier runs.
         """
         if 0 < self.steps <= self.training.warmup_steps:
             log.warning(
@@ -151,12 +151,12 @@ class TrainingLoop:
             )
         for index, row in enumerate(self.history):
             epoch_done(row, self._file_of_best(index))
-        # Deferred all the time: an interrupt that is raised in a library's callback may be lost there.
+        # Always deferred: an interrupt raised inside a library's callback may be lost there.
         with deferred_interrupt("this step") as is_interrupted:
             if self.was_trained and not self.history and not self.step:
                 self._end_epoch(0, dev, epoch_done)
             while self.trained_epochs < self.training.epochs and not self._stalled():
-                if is_interrupted():  # in validation, say: the epoch is in the checkpoint
+                if is_interrupted():  # for example during validation: the epoch is in the checkpoint
                     raise KeyboardInterrupt
                 self._train_epoch(self.trained_epochs, is_interrupted)
                 self._end_epoch(self.trained_epochs + 1, dev, epoch_done)
@@ -173,7 +173,7 @@ class TrainingLoop:
         log.info(f"{self.name}: {ended}{kept}")
 
     def _end_epoch(self, epoch: int, dev: Dev, epoch_done: EpochDone) -> None:
-        """Validate an epoch, add it to the history, and write its weights where they are kept, and a checkpoint."""
+        """Validate an epoch, add it to the history, write its weights if they are the best, and write a checkpoint."""
         row = self._validate(epoch, dev)
         self.history.append(row)
         index = len(self.history) - 1
@@ -190,7 +190,7 @@ class TrainingLoop:
         epoch_done(row, self._file_of_best(index))
 
     def _rest(self, epoch: int) -> str:
-        """Return the seconds of an epoch, and how long the other epochs may take; empty before the first."""
+        """Return the seconds of an epoch, and an estimate for the remaining epochs; empty before the first."""
         if not epoch:
             return ""
         rest = self.training.epochs - epoch
@@ -199,17 +199,17 @@ class TrainingLoop:
         return f"  {self.history[-1]['seconds']:.0f} s{more}"
 
     def _file_of_best(self, index: int) -> Path | None:
-        """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""
+        """Return the file of an epoch's weights if that epoch is the best so far; None otherwise."""
         return self.best_weights.path if self.best_row() == index else None
 
     def _train_epoch(self, epoch: int, is_interrupted: Callable[[], bool]) -> None:
-        """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`.
+        """Take the remaining steps of an epoch, with a checkpoint every `checkpoint_seconds`.
 
-        Raises KeyboardInterrupt, after a checkpoint, where the training is interrupted.
+        Raises KeyboardInterrupt, after a checkpoint, if the training is interrupted.
         """
         start = self.step - epoch * len(self.batches)
         last_checkpoint = time.monotonic()
-        started = last_checkpoint - self.sums.seconds  # with the seconds before a kill
+        started = last_checkpoint - self.sums.seconds  # includes the seconds before a kill
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
@@ -218,7 +218,7 @@ class TrainingLoop:
                 self.sums.bfloat16 += self.training.precision == "bfloat16"
                 self.sums.seconds = time.monotonic() - started
                 bar.advance(note=f"{self.objective.metric} {self.sums.mean:.3f}")
-                # Several processes stop each for itself, and so between two checkpoints.
+                # Several processes do not stop at the same step, so they write no checkpoint then.
                 stops = is_interrupted() and processes.size() == 1
                 if stops or time.monotonic() - last_checkpoint > self.machine.checkpoint_seconds:
                     self.checkpoint()
@@ -230,8 +230,8 @@ class TrainingLoop:
             raise KeyboardInterrupt
 
     def learn(self, batch: Batch) -> None:
-        """Take one step, and add its metric to the sums; AttendError where its loss is not finite."""
-        # Dropout and everything else random follows the step's number, so a checkpoint needs no random state.
+        """Take one step, and add its metric to the sums; AttendError if its loss is not finite."""
+        # All randomness, such as dropout, is seeded by the step's number, so a checkpoint needs no random state.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step + processes.rank() * 2**40)
         self.model.train()
         for group in self.optimiser.param_groups:
@@ -242,12 +242,12 @@ class TrainingLoop:
         outcome = torch.zeros(3, device=self.device)
         parts = batch.parts(self.machine.accumulate)
         for part in parts:
-            # The processes exchange gradients once a step, with the last part.
+            # The processes exchange gradients once per step, with the last part.
             exchanges = part is parts[-1] or processes.size() == 1
             with nullcontext() if exchanges else self.loss_module.no_sync():
                 on_device = self.objective.prepare(self.model, self.batches.to_device(part, self.device), self.step)
                 output = self.loss_module(on_device, whole, self.step / self.steps)
-                # DDP averages gradients over the processes; times their number, the processes' losses add up instead.
+                # DDP averages gradients over the processes; multiplying by their number makes that a sum.
                 (output.loss * (weight * processes.size())).backward()
             outcome += weight * torch.stack([output.loss.detach(), output.total, output.number]).float()
         for member in members_of(self.model):
@@ -278,13 +278,13 @@ class TrainingLoop:
     @torch.no_grad()
     def _update_average(self) -> None:
         if self.average is not None:
-            # The decay is lower in the first steps, so that the average soon forgets the random initial weights.
+            # The decay is lower in the first steps, so that the average quickly forgets the random initial weights.
             decay = min(self.training.averaging, self.step / (self.step + 10))
             learned = {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
             torch._foreach_lerp_([self.average[name] for name in learned], list(learned.values()), 1 - decay)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights that are validated and kept: the averaged ones where `averaging` is set."""
+        """Return the weights that are validated and kept: the averaged ones if `averaging` is set."""
         return self.average if self.average is not None else self.model.state_dict()
 
     def _validate(self, epoch: int, dev: Dev) -> dict[str, float]:
@@ -315,7 +315,7 @@ class TrainingLoop:
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:
-        """Save everything that the next step depends on, atomically; of several processes only the leader saves."""
+        """Save everything that the next step depends on, atomically; only the leader saves."""
         if processes.rank():
             return
         state = {
@@ -333,7 +333,7 @@ class TrainingLoop:
         (self.out / PROGRESS).write_text(progress, encoding="utf-8")
 
     def _resume(self) -> None:
-        """Restore the state from the leader's checkpoint, in all processes; do nothing where there is none."""
+        """Restore the state from the leader's checkpoint, in all processes; do nothing if there is none."""
         state = processes.broadcast_from_leader(None if processes.rank() else self._read_checkpoint())
         if state is None:
             return
@@ -347,7 +347,7 @@ class TrainingLoop:
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
-        """Return the checkpoint's state; None where there is none, or where weights that it ranks are damaged."""
+        """Return the checkpoint's state; None if there is none, or if it or the best weights are damaged."""
         path = self.out / _CHECKPOINT
         if not path.exists():
             return None
@@ -367,9 +367,9 @@ class TrainingLoop:
     def write(self) -> None:
         """Write the finished artifact's weights and history. The checkpoint stays until they are published.
 
-        Raises AttendError where the kept weights are damaged or not finite.
+        Raises AttendError if the kept weights are damaged or not finite.
         """
-        self.best_weights.load(self.name, self.section)  # which checks them
+        self.best_weights.load(self.name, self.section)  # checks them
         save_weights(self.weights(), self.out / LAST)
         shutil.copyfile(self.best_weights.path, self.out / WEIGHTS)
         self.write_history()
@@ -379,12 +379,12 @@ class TrainingLoop:
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
 
     def best(self) -> dict[str, Tensor]:
-        """Return the weights with the best dev score so far, on the CPU; AttendError where they are damaged."""
+        """Return the weights with the best dev score so far, on the CPU; AttendError if they are damaged."""
         return self.best_weights.load(self.name, self.section)
 
 
 class LossModule(nn.Module):
-    """A model and its objective as one module, whose forward pass is the loss: DDP needs a module to wrap."""
+    """A model and its objective as one module whose forward pass is the loss, because DDP needs a module to wrap."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training objectives: the contract, and cross-entropy by teacher forcing.
+"""Training objectives: the interface, and cross-entropy by teacher forcing.
 
 Self-critical training, by the CIDEr-D of sampled captions, is in reinforce_decoder.py.
 """
@@ -16,14 +16,14 @@ from models.vocabulary import END, UNK
 from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
 
-_ROWS = 128  # of logits
+_ROWS = 128  # rows of logits at once
 
 
 class LossOutput(NamedTuple):
     """The result of an objective on a batch: scalars on the model's device.
 
-    loss: what is to be minimised, differentiable. total: the sum of the metric that the history reports. number: how
-    many tokens or captions `total` is the sum over.
+    loss: the value to minimise, differentiable. total: the sum of the metric that the history reports. number: the
+    number of tokens or captions summed over in `total`.
     """
 
     loss: Tensor
@@ -32,7 +32,7 @@ class LossOutput(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The numbers of pictures, captions and tokens that a step's means are taken over."""
+    """The numbers of pictures, captions and tokens over which a step's means are taken."""
 
     pictures: float
     captions: float
@@ -49,7 +49,7 @@ class Objective(Protocol):
     """An objective that training minimises.
 
     metric: the column of the history with the mean of `LossOutput.total`. rows: captions per picture that the model is
-    trained on; None where they are the batch's.
+    trained on; None if they are the batch's.
     """
 
     metric: str
@@ -58,17 +58,17 @@ class Objective(Protocol):
     def rows(self) -> int | None: ...
 
     def prepare(self, model: Any, batch: Batch, step: int) -> Batch:
-        """Return the batch that a step trains on, given the next of the train split, on the model's device.
+        """Return the batch that a step trains on, given the next batch of the train split, on the model's device.
 
-        step: the number of steps taken before. Most objectives return the batch itself.
+        step: the number of steps taken so far. Most objectives return the batch unchanged.
         """
         ...
 
     def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
-        """Return the loss of a model in training mode on a batch; everything random in it follows torch's seed.
+        """Return the loss of a model in training mode on a batch; any randomness is drawn from torch's generator.
 
-        batch: prepared, on the model's device. whole: the count of the whole step, of which the batch may be a part:
-        the parts' losses add up to the step's. done: the steps taken as a share of the whole training, from 0 to 1.
+        batch: prepared, on the model's device. whole: the count of the whole step. The batch may be a part of it: the
+        parts' losses add up to the step's. done: the share of the whole training that is done, from 0 to 1.
         """
         ...
 
@@ -76,7 +76,7 @@ class Objective(Protocol):
 class CrossEntropy:
     """Teacher forcing: the cross-entropy in nats per token, plus the penalties that the config and the decoder add.
 
-    With `loss_mean: captions` the loss is in nats per caption; the metric is per token all the same.
+    With `loss_mean: captions` the loss is in nats per caption; the metric is still per token.
     """
 
     metric = "loss"
@@ -89,7 +89,7 @@ class CrossEntropy:
         return batch
 
     def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
-        """Return the loss: of an ensemble, the sum of its members' losses, so that each is trained as it is alone."""
+        """Return the loss; for an ensemble the sum of its members' losses, so that each is trained as if alone."""
         outputs = [self._of_one(member, batch, whole, done) for member in members_of(model)]
         return LossOutput(*(torch.stack(values).sum() for values in zip(*outputs, strict=True)))
 
@@ -98,7 +98,7 @@ class CrossEntropy:
         tokens = torch.tensor(float(len(targets)), device=targets.device)
         autocast = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
         if training.scheduled_sampling:
-            # In an autocast context of its own: autocast caches the weights that it casts until the context ends, and
+            # In a separate autocast context: autocast caches the weights that it casts until the context ends, and
             # weights cast without gradients would have none in the training pass either.
             with autocast:
                 words = replace_with_sampled(model, batch, done * training.scheduled_sampling)
@@ -120,8 +120,8 @@ class CrossEntropy:
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
     """Return the sum of the cross-entropy of logits (M, V) with targets (M,), float32, in nats.
 
-    On a processor it is computed for some rows at a time, so that they stay in its cache: with a vocabulary of 9,490
-    and bfloat16 a whole training step takes a tenth less time.
+    On a CPU it is computed for `_ROWS` rows at a time, so that they stay in its cache: with a vocabulary of 9,490 and
+    bfloat16 a whole training step takes a tenth less time.
     """
     size = _ROWS if logits.device.type == "cpu" else max(len(logits), 1)
     parts = zip(logits.split(size), targets.split(size), strict=True)
@@ -134,7 +134,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
 
 
 def replace_with_unknown(words: Tensor, share: float) -> Tensor:
-    """Return the words read with a random share of them replaced by UNK; special tokens stay."""
+    """Return the words read, with a random share of them replaced by UNK; special tokens are not replaced."""
     if not share:
         return words
     chosen = torch.rand(words.shape, device=words.device) < share
@@ -146,9 +146,9 @@ def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
     """Return the words read, (N, R, T), with a random share of them replaced by words that the model samples.
 
     This is scheduled sampling (Bengio et al. 2015) in parallel: each word is sampled from the model's distribution
-    after the true words, in one pass over whole captions (Mihaylova and Martins 2019; Duckworth et al. 2019), and not
-    word by word after words that the model sampled before. START, END and NULL are not replaced, and no special token
-    is sampled. share: the probability that a word is replaced.
+    after the true words, in one pass over whole captions (Mihaylova and Martins 2019; Duckworth et al. 2019), instead
+    of word by word after sampled words. START, END and NULL are not replaced, and no special token is sampled. share:
+    the probability that a word is replaced.
     """
     words = batch.words
     logits, _ = model(batch.pictures, words, batch.places)
@@ -166,7 +166,7 @@ def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
 
     It is the mean over captions of sum_i (1 - sum_t alpha_ti)^2, except that the sum over positions i is a mean here,
     so that lambda means the same on every grid. alphas (N, R, T, P), valid (N, R, T) bool. Only valid steps count, and
-    only captions that have any.
+    only captions with a valid step.
     """
     attended = (alphas * valid.unsqueeze(-1)).sum(dim=2)  # (N, R, P)
     captions = valid.any(dim=2)

@@ -1,4 +1,4 @@
-"""The files of a stage that trains a decoder, and how they are read."""
+"""The files of a stage that trains a decoder, and how to read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The precision that a training computes in: as set, or what the device computes natively.
+"""The precision of a training: the configured one, or the one that the device computes natively.
 
-A killed training may resume on another processor, with another precision. Its history therefore has, for each epoch,
-the share of the steps that were computed in bfloat16.
+A killed training may resume on another processor, with another precision. Its history therefore records, for each
+epoch, the share of the steps computed in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tasks.pipeline import distributed as processes
 from tasks.pipeline.plan import Status
 
 FitT = TypeVar("FitT", bound=FitConfig)
-SHARE = "bfloat16_share"  # column of a training's history: the share of an epoch's steps that were in bfloat16
+SHARE = "bfloat16_share"  # column of a training's history: the share of an epoch's steps computed in bfloat16
 
 
 def with_precision(training: FitT, device: torch.device) -> FitT:
-    """Return the config with `auto` replaced by what the device computes natively.
+    """Return the config with `auto` replaced by the precision that the device computes natively.
 
-    Where several processes train, the leader decides for all. Where the config says bfloat16 and the device only
-    emulates it, it stays so, and a warning says what that costs.
+    If several processes train, the leader decides for all. If bfloat16 is configured but the device only emulates it,
+    the config stays the same, and a warning states the cost.
     """
     if training.precision == "auto":
         return training.model_copy(update={"precision": processes.broadcast_from_leader(native_precision(device))})
@@ -36,9 +36,9 @@ def with_precision(training: FitT, device: torch.device) -> FitT:
 
 
 def computes_on(config: Config, statuses: Iterable[Status]) -> str | None:
-    """Return the precision and device of the first stage that is to train; None where every such stage is fresh.
+    """Return the precision and device of the first stage that will train; None if every such stage is fresh.
 
-    A line for the plan: `trains in float32 (auto: this processor only emulates bfloat16) on cpu, 2 threads`.
+    It is a line for the plan: `trains in float32 (auto: this processor only emulates bfloat16) on cpu, 2 threads`.
     """
     sections = {"train": config.training, "tune": config.tuning, "self_critical": config.self_critical}
     to_run = (sections.get(status.stage.kind) for status in statuses if not status.fresh)
@@ -57,8 +57,8 @@ def computes_on(config: Config, statuses: Iterable[Status]) -> str | None:
 def precision_by_epoch(history: Sequence[Mapping[str, float]]) -> str:
     """Return which precision each epoch of a history was computed in: `float32 (epochs 1 to 3), bfloat16 (epoch 4)`.
 
-    A precision that all epochs share is named alone. An epoch with steps in both is `float32 and bfloat16`. Epoch 0
-    has no steps.
+    If all epochs share a precision, only its name is returned. An epoch with steps in both is `float32 and bfloat16`.
+    Epoch 0 has no steps.
     """
     shares = [row[SHARE] for row in history if row["epoch"]]
     names = ["bfloat16" if share == 1 else "float32" if share == 0 else "float32 and bfloat16" for share in shares]

@@ -1,9 +1,9 @@
-"""Training by rewards, such as the CIDEr-D, of captions that the decoder samples.
+"""Training with rewards, such as the CIDEr-D, of sampled captions.
 
 Self-critical sequence training (Rennie et al. 2017), with the mean reward of a picture's other samples as the
 baseline (Luo 2020, "A Better Variant of Self-Critical Sequence Training"). It writes the same files as `train` and
-resumes in the same way; its history has the mean reward. The decoder that it begins with is a candidate too: where no
-epoch has a better dev score, that decoder's weights are kept.
+resumes in the same way; its history has the mean reward. If no epoch has a better dev score than the decoder that it
+started from, that decoder's weights are kept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def reinforce_decoder(
     out: Path,
     epoch_done: EpochDone,
 ) -> Outcome:
-    """Continue to train a decoder, keep the weights that are best on dev, and write them to `out`.
+    """Continue to train a decoder, keep the weights with the best dev score, and write them to `out`.
 
-    trained: the artifact of the stage that made the decoder.
+    trained: the artifact of the stage that trained the decoder.
     """
     training = with_precision(training, device_of(machine))
     decoder, shape = load_decoder(trained.path)
@@ -64,15 +64,15 @@ def reinforce_decoder(
 class SelfCriticalLoss:
     """The self-critical objective: the expected reward's gradient, estimated from sampled captions.
 
-    Captions are sampled without dropout, as at inference. The pass that makes the better ones likelier has the dropout
-    of ordinary training, or the decoder would learn the training pictures by heart. The loss is a mean over captions,
-    divided by the greatest length allowed, so that a word weighs the same in a short caption as in a long one.
+    Captions are sampled without dropout, as at inference. The pass that computes their gradient has the dropout of
+    ordinary training; otherwise the decoder would memorise the training pictures. The loss is a mean over captions,
+    divided by the maximum length, so that a word weighs the same in a short caption as in a long one.
     """
 
     metric = "reward"
 
     def __init__(self, config: SelfCriticalConfig, rewards: Rewards, max_length: int) -> None:
-        """Keep the settings, and what sampled captions are worth. max_length: of a caption, in tokens with END."""
+        """Keep the settings and the rewards. max_length: of a caption, in tokens, END included."""
         self.config, self.rewards, self.max_length = config, rewards, max_length
         self.rows = config.samples
 
@@ -103,7 +103,7 @@ class SelfCriticalLoss:
 def as_tokens(drawn: list[list[Caption]]) -> Tensor:
     """Return R captions of each of N pictures as token ids, (N, R, T + 1) int64: START, words, END, NULL.
 
-    END is left out where the caption was cut off at the greatest length.
+    END is left out if the caption was cut off at the maximum length.
     """
     flat = padded([caption.with_end for captions in drawn for caption in captions])
     return flat.view(len(drawn), -1, flat.shape[1])

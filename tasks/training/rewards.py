@@ -16,12 +16,12 @@ from tasks.metrics.ptb import tokenize
 class Rewards:
     """The rewards of the sampled captions of a batch.
 
-    CIDEr-D (from 0 to 10) alone prefers captions of the few words that all people use, and so shortens captions; METEOR
-    (from 0 to 1) weighs what a caption leaves out more than what it adds.
+    CIDEr-D (from 0 to 10) alone prefers captions of the few words that all people use, and so shortens captions. METEOR
+    (from 0 to 1) penalises omissions more than additions.
     """
 
     def __init__(self, frequencies: Frequencies, vocabulary: Vocabulary | None = None, weight: float = 0.0) -> None:
-        """Keep what rewards are computed from.
+        """Keep the inputs of the rewards.
 
         frequencies: the n-grams' document frequencies. weight: of METEOR; above 0, it needs the vocabulary.
         """
@@ -52,11 +52,11 @@ class Rewards:
         return np.stack(rows)
 
     def _words(self, ids: list[int]) -> list[str]:
-        """Return the words of a caption as metrics cut it."""
+        """Return the words of a caption, tokenised as for metrics."""
         assert self._vocabulary is not None
         return tokenize(self._vocabulary.text(ids))
 
 
 def _ids(tokens: Tensor) -> Ids:
-    """Return token ids as `cider_d` counts n-grams of them: END counts as a word, and NULL becomes -1, no word."""
+    """Return token ids for counting n-grams in `cider_d`: END counts as a word, and NULL becomes -1, no word."""
     return np.asarray(tokens.masked_fill(tokens == NULL, -1).numpy(), dtype=np.int64)

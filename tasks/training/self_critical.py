@@ -1,7 +1,7 @@
-"""Stage `self_critical`: the trained decoder is trained further, rewarded by the CIDEr-D of captions that it samples.
+"""Stage `self_critical`: train the trained decoder further, with the CIDEr-D of sampled captions as the reward.
 
-In: the inputs of `train`, that stage's decoder, and the n-grams' document frequencies. Out: the same files as `train`
-writes, with the mean reward in the history. A killed run resumes as `train` does.
+In: the inputs of `train`, that stage's decoder, and the n-grams' document frequencies. Out: the same files as for
+`train`, with the mean reward in the history. A killed run resumes as for `train`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tasks.training.train import DecoderHooks, DecoderStage
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SelfCritical(DecoderStage):
-    """The stage `self_critical`: a decoder -> one trained further by rewards (only where `self_critical` is set)."""
+    """The stage `self_critical`: a decoder -> one trained further with rewards (only if `self_critical` is set)."""
 
     kind: ClassVar[str] = "self_critical"
     version: ClassVar[int] = 3
     memory_setting: ClassVar[str] = "self_critical.batch_pictures (machine.accumulate trains a batch in parts)"
 
     self_critical: SelfCriticalConfig
-    trained: DecoderStage  # makes the decoder that training starts from
+    trained: DecoderStage  # the stage that trains the initial decoder
 
     def sections(self) -> dict[str, Section]:
         return {"self_critical": self.self_critical}

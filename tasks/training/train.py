@@ -2,8 +2,7 @@
 
 In: the grids of the train and dev splits, the token ids of the train split, dev's captions. Out: weights.safetensors
 (best on dev), last.safetensors, decoder.json, and history.parquet with one row per epoch; epoch 0 is the captioner that
-training starts from, if it starts from one.
-A killed run resumes from its last checkpoint (see loop.py).
+training starts from, if there is one. A killed run resumes from its last checkpoint (see loop.py).
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _NO_CHAMPION = (
 class DecoderHooks:
     """The callbacks of a stage that trains a decoder.
 
-    epoch_done: called with each row of the training history as it is made, and with the file of its epoch's weights
-    where they are the best so far; a resumed stage calls it for earlier rows too. champion: returns the folder of the
-    champion's bundle for torch; None where the model has no champion yet.
+    epoch_done: called with each new row of the training history, and with the file of its epoch's weights if they are
+    the best so far; a resumed stage calls it for earlier rows too. champion: returns the folder of the champion's
+    bundle for torch; None if the model has no champion yet.
     """
 
     epoch_done: Callable[[dict[str, float], Path | None], None] = lambda _row, _weights: None
@@ -64,14 +63,14 @@ class DecoderStage(Stage):
         return Product(self, "weights")
 
     def sources(self, work: Work) -> DecoderInputs:
-        """Return the artifacts that the decoder is trained and validated on."""
+        """Return the artifacts on which the decoder is trained and validated."""
         from tasks.training.fit_decoder import DecoderInputs
 
         manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
         return DecoderInputs(manifest, captions, work.artifacts[self.grids])
 
     def fitted_to(self) -> tuple[Product, ...]:
-        """Return the products that every such stage trains and validates on."""
+        """Return the products on which every such stage trains and validates."""
         return (
             self.grids.identity,
             self.grids.failed("train", "dev"),

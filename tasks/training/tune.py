@@ -1,9 +1,9 @@
 """Stage `tune`: photographs, captions and a decoder trained on frozen grids -> a fine-tuned backbone.
 
-In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Training continues
-for the decoder and the backbone's later blocks. Out: backbone.safetensors (the whole backbone, with the weights that
-are best on dev), the decoder as `train` writes it, and history.parquet. The tuned backbone has a new identity: grids
-are extracted with it once, and the decoder that was tuned with it captions those. A killed run resumes as `train` does.
+In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. The decoder and the
+backbone's later blocks are trained further. Out: backbone.safetensors (the whole backbone, with the weights that are
+best on dev), the decoder as `train` writes it, and history.parquet. The tuned backbone has a new identity: grids are
+extracted with it once, and the decoder tuned with it captions them. A killed run resumes as for `train`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.training.train import DecoderHooks, DecoderStage, Train
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tune(BackboneStage):
-    """The stage `tune`: photographs and captions -> a fine-tuned backbone (only where `tuning` is set)."""
+    """The stage `tune`: photographs and captions -> a fine-tuned backbone (only if `tuning` is set)."""
 
     kind: ClassVar[str] = "tune"
     version: ClassVar[int] = 1
@@ -32,12 +32,12 @@ class Tune(BackboneStage):
     distributed: ClassVar[bool] = True
 
     tuning: TuningConfig
-    data: DatasetOptions  # says where the photographs are; not part of the key
-    frozen: Train  # makes the decoder that tuning starts from
+    data: DatasetOptions  # only locates the photographs, so it is not part of the key
+    frozen: Train  # trains the decoder that tuning starts from
 
     @property
     def decoder(self) -> Product:
-        """Return the product `decoder`: the weights of the decoder that was tuned, and its shape."""
+        """Return the product `decoder`: the weights and the shape of the tuned decoder."""
         return Product(self, "decoder")
 
     def sections(self) -> dict[str, Section]:
@@ -60,7 +60,7 @@ class Tune(BackboneStage):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TunedDecoder(DecoderStage):
-    """The decoder that was tuned with the backbone, as `train` would write it for the tuned backbone's grids."""
+    """The decoder that was tuned with the backbone, in the format of `train`, for the tuned backbone's grids."""
 
     kind: ClassVar[str] = "train"
     version: ClassVar[int] = 3

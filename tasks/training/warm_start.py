@@ -1,6 +1,6 @@
-"""A warm start: a decoder begins with the weights of a captioner's, of the same shape but for its words.
+"""A warm start: a decoder starts from the weights of a captioner's decoder of the same shape, except its vocabulary.
 
-A word keeps the weights that it had, whatever its id is now; words that are new begin as in any training.
+A known word keeps its weights, even if its id has changed; new words are initialised as in any training.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tasks.common.log import log
 from tasks.config.stages import GridsConfig
 from tasks.grids.weights import IMPORTED, load_backbone
 
-# The weights that have a row for each word of the vocabulary.
+# The weights with one row per word of the vocabulary.
 _OF_WORDS = ("embed.weight", "head.weight", "head.bias")
-_FEW_KNOWN = 0.5  # share of known words, below which a warning says so
+_FEW_KNOWN = 0.5  # warn if the share of known words is lower
 
 
 @torch.no_grad()
@@ -38,11 +38,11 @@ def start_from(
     name: str,
     said: Sequence[int] = (),
 ) -> list[str]:
-    """Give a decoder the weights of the one in a bundle, and return messages about its words.
+    """Copy the weights of the decoder in a bundle into `decoder`, and return messages about its words.
 
     shape: of `decoder`. bundle: the folder of a captioner. name: of that captioner, for messages. said: the token ids
-    of the captions that it is to learn, of which few may be known. Raises AttendError where the two decoders differ in
-    more than their vocabularies.
+    of the captions to be learnt, to warn if few are known. Raises AttendError if the two decoders differ in more than
+    their vocabularies.
     """
     given = json.loads((bundle / "config.json").read_text(encoding="utf-8"))["decoder"]
     _check_alike(given, shape, name)
@@ -53,10 +53,10 @@ def start_from(
     own_rows = set(own.tolist())
     state = decoder.state_dict()
     theirs = safetensors.torch.load_file(bundle / "decoder.safetensors")
-    if given.get("members", 1) > 1 and not isinstance(decoder, Ensemble):  # it starts from the first member
+    if given.get("members", 1) > 1 and not isinstance(decoder, Ensemble):  # starts from the first member
         theirs = {part.removeprefix("0."): value for part, value in theirs.items() if part.startswith("0.")}
     for part, value in theirs.items():
-        if part.endswith(_OF_WORDS):  # after the number of an ensemble's member
+        if part.endswith(_OF_WORDS):  # in an ensemble, names begin with the member's number
             state[part][own] = value[kept]
         else:
             state[part].copy_(value)
@@ -74,10 +74,10 @@ def start_from(
 
 
 def check_backbone(bundle: Path, grids: GridsConfig, name: str) -> None:
-    """Raise AttendError where a captioner has another backbone than the one that makes these grids.
+    """Raise AttendError if a captioner's backbone is not the one that encodes these grids.
 
-    Its decoder would begin with grids that it never saw the like of. bundle: the folder of the captioner. name: of it,
-    for messages.
+    Its decoder would start with grids unlike any that it was trained on. bundle: the folder of the captioner. name: of
+    the captioner, for messages.
     """
     spec = json.loads((bundle / "config.json").read_text(encoding="utf-8"))["backbone"]
     remedy = "leave start_from out, which trains from the beginning"
@@ -95,7 +95,7 @@ def check_backbone(bundle: Path, grids: GridsConfig, name: str) -> None:
 
 
 def _check_alike(given: Mapping[str, Any], shape: DecoderSpec, name: str) -> None:
-    """Raise AttendError where a decoder of this shape cannot start from the one of a captioner, `given`."""
+    """Raise AttendError if a decoder of this shape cannot start from the captioner's decoder `given`."""
     decoder = f"training.start_from: the decoder of {name}"
     remedy = "set it alike, or leave start_from out, which trains from the beginning"
     names = {"name": "decoder.name", "members": "decoder.members", "channels": "grids: channels"}
@@ -103,7 +103,7 @@ def _check_alike(given: Mapping[str, Any], shape: DecoderSpec, name: str) -> Non
         own, theirs = ({"members": 1, **one}[field] for one in (shape, given))
         if own != theirs and not (field == "members" and own == 1):
             raise AttendError(f"{decoder} has {what} {theirs}, this config {own}: {remedy}")
-    # An option that came after the champion has its default in it.
+    # An option that is newer than the champion has its default there.
     options = asdict(DECODERS[given["name"]].options(**given["options"]))
     for option, value in shape["options"].items():
         if options[option] != value and not option.startswith("dropout_"):
