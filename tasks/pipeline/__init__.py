@@ -1,1 +1,1 @@
-"""Stages in general: what is stale, how one runs, where artifacts are."""
+"""Stages in general: which ones are stale, how one runs, and where artifacts are."""

@@ -1,8 +1,8 @@
 """The processes that torchrun starts to train and caption together: one leader and its followers.
 
 The leader (rank 0) runs the pipeline. When it reaches a distributed stage, every process runs that stage's function on
-its share of each batch; what the followers write goes to a temporary folder that is deleted. In a single process,
-which is a leader without followers, nothing here has any effect.
+its share of each batch; the followers write to a temporary folder that is deleted. A single process is a leader
+without followers, and nothing here has any effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.pipeline.workspace import Workspace
 
 Item = TypeVar("Item")
 _TIMEOUT = timedelta(days=7)  # followers wait while the leader alone extracts
-_THREAD_EXIT_SECONDS = 0.5  # a thousand times what a thread needs
+_THREAD_EXIT_SECONDS = 0.5  # a thousand times the time that a thread needs
 
 
 def rank() -> int:
@@ -48,7 +48,7 @@ def share_of(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def all_gather(items: Sequence[Item], total: int) -> list[Item]:
-    """Return all `total` items, put together in order from the shares of all processes, in every process."""
+    """Return all `total` items in order, collected from the shares of all processes, in every process."""
     if size() == 1:
         return list(items)
     shares: list[Any] = [None] * size()
@@ -77,7 +77,7 @@ def broadcast_from_leader(value: Item) -> Item:
 
 @contextmanager
 def process_group(device: str) -> Iterator[bool]:
-    """Connect the processes that torchrun started for the length of the block; yield whether this one is the leader.
+    """Connect the processes started by torchrun for the length of the block; yield whether this one is the leader.
 
     device: as in the config; each process uses a GPU of its own unless it is `cpu`. Raises AttendError if the machine
     has fewer GPUs than processes, or if the processes cannot connect to each other.
@@ -103,7 +103,7 @@ def process_group(device: str) -> Iterator[bool]:
     finally:
         distributed.destroy_process_group()
         # After DDP was used, the group's threads live until the process ends. One of them may still be releasing the
-        # last message, for which it needs the interpreter: if that were gone, the process would abort after its work.
+        # last message, for which it needs the interpreter: without it, the process would abort after its work.
         time.sleep(_THREAD_EXIT_SECONDS)
 
 

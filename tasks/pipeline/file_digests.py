@@ -1,4 +1,4 @@
-"""Content digests of files, cached by size and modification time so that a second look-up costs only a stat."""
+"""Content digests of files, cached by size and modification time, so that a second look-up costs only a stat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.common.threads import map_in_threads
 from tasks.datasets.base import PictureFile
 from tasks.pipeline.ledger import digest_of
 
-# A file changed twice within one tick of the clock keeps its modification time. As in git, a digest taken this soon
+# A file changed twice within one tick of the clock keeps its modification time. As in git, a digest computed this soon
 # after the last change is therefore not cached.
 _SETTLED_SECONDS = 2.0
 _MAX_SINGLE_QUERIES = 1000  # for this many files or more, reading the whole table is faster than a query for each
@@ -26,7 +26,7 @@ class Digests:
     """SHA-256 digests of files, cached in an sqlite file of the workspace. Losing that file costs only time."""
 
     def __init__(self, database: Path) -> None:
-        """database: path of the sqlite file; it is made when the first digest is stored."""
+        """database: path of the sqlite file; it is created when the first digest is stored."""
         self._cache = SqliteCache(
             database,
             "digest (path text primary key, size, mtime_ns, sha256)",
@@ -36,7 +36,7 @@ class Digests:
     def of(self, paths: Iterable[Path]) -> dict[Path, str]:
         """Return the digest of each path.
 
-        Raises OSError if a file cannot be read, one that is a TransientError too if it is gone.
+        Raises OSError if a file cannot be read; if it no longer exists, that error is also a TransientError.
         """
         digests, errors = self.of_readable(paths)
         if errors:
@@ -77,7 +77,7 @@ class Digests:
         return digests, errors
 
     def of_pictures(self, folder: Path, pictures: list[PictureFile]) -> str:
-        """Return one digest of the names and contents of all pictures of a folder, as `find_pictures` lists them.
+        """Return one digest of the names and contents of all pictures in a folder, as `find_pictures` lists them.
 
         It is cached under their names, sizes and times together: the second look-up of 120,000 pictures reads one row.
         """
@@ -98,7 +98,7 @@ class Digests:
         return digest
 
     def _cached(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
-        """Return the cached (size, modification time in ns, digest) by path, as `_text` writes it."""
+        """Return the cached (size, modification time in ns, digest) by path, in the form of `_text`."""
         if len(paths) < _MAX_SINGLE_QUERIES:
             query = "select path, size, mtime_ns, sha256 from digest where path = ?"
             rows = self._cache.read(query, [(_text(path),) for path in paths])
@@ -108,7 +108,7 @@ class Digests:
 
 
 def _digest_or_error(path: Path) -> str | OSError:
-    """Return the digest of a file, or why it cannot be read."""
+    """Return the digest of a file, or the error that occurred."""
     try:
         return digest_of_file(path)
     except OSError as error:
@@ -116,17 +116,17 @@ def _digest_or_error(path: Path) -> str | OSError:
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """Return the error that names the file; a TransientError where the file is gone."""
+    """Return the error, as a TransientError that names the file if the file no longer exists."""
     if isinstance(error, FileNotFoundError):
         return TransientError(f"{path}: is gone since its folder was listed: run again")
     return error
 
 
 def _text(path: Path) -> str:
-    """Return an absolute path as text that sqlite can store, whatever bytes the path consists of."""
+    """Return an absolute path as text that sqlite can store, for any bytes in the path."""
     return os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
 
 
 def _settled_before() -> int:
-    """Return the time (Unix, in ns) before which a modification time is old enough for its digest to be cached."""
+    """Return the Unix time in ns before which a file must have been modified for its digest to be cached."""
     return time.time_ns() - int(_SETTLED_SECONDS * 1e9)

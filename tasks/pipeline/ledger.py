@@ -1,8 +1,8 @@
-"""The ledger, which records a finished stage; the artifact that it describes; and the outcome of a stage function.
+"""The ledger, which records a finished stage; the artifact that it describes; and the outcome of a stage.
 
 An artifact is a folder `artifacts/<stage>/<key>` of the workspace. Its `ledger.json` is written last, inside a
-temporary folder that is then renamed to its final path: a folder without a ledger is no artifact. The ledger alone
-decides what is fresh. Reading it takes only json and hashlib, and no code of this program.
+temporary folder that is then renamed to its final path: a folder without a ledger is not an artifact. The ledger alone
+decides what is fresh. Reading it takes only json and hashlib, no code of this program.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """Return the record of a file as it is now."""
+        """Return the record of a file in its current state."""
         return cls(path.stat().st_size, digest_of_file(path))
 
 
@@ -48,7 +48,7 @@ class FileRecord:
 class Outcome:
     """The result of a stage function, besides the files that it wrote.
 
-    products: name -> content digest. Downstream keys are made of these, so a stage that runs again and produces the
+    products: name -> content digest. Downstream keys consist of these, so a stage that runs again and produces the
     same content makes no downstream stage stale. counts, notes: reported to the user. shared: files outside the
     artifact that it needs (the grid cache), by path relative to the workspace.
     """
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class KeyParts(TypedDict):
-    """The value that a stage's key is the digest of.
+    """The value whose digest is a stage's key.
 
     stage: its kind. config: section -> field -> value. upstream: label of a product -> digest. inputs: name of a file
     from outside the workspace -> digest.
@@ -89,7 +89,7 @@ class Ledger:
     versions: dict[str, str]
     made_from: dict[str, str] = field(default_factory=dict)  # kind -> key of the upstream artifacts that were read
     format: int = FORMAT
-    publication: str = ""  # in object storage: the subfolder of the files, one of its own for each upload
+    publication: str = ""  # in object storage: the subfolder of the files, a new one for each upload
 
     @staticmethod
     def read(folder: Path) -> Ledger | None:
@@ -110,7 +110,7 @@ class Ledger:
             return None
 
     def has_its_types(self) -> bool:
-        """Return whether the fields have the types that they are declared with: a file may hold anything."""
+        """Return whether the fields have their declared types: a file may contain anything."""
         mappings = (self.parts, self.products, self.counts, self.versions, self.made_from)
         texts = (self.stage, self.key, self.publication, *self.products.values(), *self.made_from.values())
         records = (*self.files.values(), *self.shared.values())
@@ -150,7 +150,7 @@ _DIGEST = 64  # characters of a SHA-256 digest
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the differences between the parts of two keys of a stage, a line each: `training.epochs: 5 -> 6`."""
+    """Return the differences between the parts of two keys of a stage, one line each: `training.epochs: 5 -> 6`."""
     old_values, new_values = _flatten(old), _flatten(new)
     lines = []
     for name in sorted(old_values.keys() | new_values.keys()):
@@ -173,9 +173,9 @@ def _flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(name: str, value: Any) -> dict[str, Any]:
-    """Return a field's value by its dotted name; for a list of pairs (name, fields), each of their fields by its own.
+    """Return a field's value by its dotted name; for a list of pairs (name, fields), each field by its own name.
 
-    The names of the pairs, in their order, have the name of the list.
+    The list's own name maps to the names of the pairs, in order.
     """
     if not (value and isinstance(value, list) and all(isinstance(item, list) for item in value)):
         return {name: value}
@@ -184,6 +184,6 @@ def _named(name: str, value: Any) -> dict[str, Any]:
 
 
 def _shorten(value: Any) -> str:
-    """Return a value as text, a SHA-256 digest by its first 12 digits."""
+    """Return a value as text; for a SHA-256 digest, its first 12 digits."""
     text = "nothing" if value is None else str(value)
     return text[:12] if len(text) == _DIGEST else text

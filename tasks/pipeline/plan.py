@@ -1,8 +1,8 @@
-"""The plan of a run: which stages are stale, and why. Every command plans with this module.
+"""The plan of a run: which stages are stale, and why. Every command uses this module.
 
-A stage's key is the digest of all that it depends on: its version, its config sections, its inputs from outside the
-workspace, and the content digests of the upstream products. A stage is fresh if the workspace has an undamaged
-artifact of that key.
+A stage's key is the digest of everything that it depends on: its version, its config sections, its inputs from outside
+the workspace, and the content digests of the upstream products. A stage is fresh if the workspace has an undamaged
+artifact with that key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.pipeline.workspace import Workspace, lock_name
 
 Inputs = Mapping[str, Mapping[str, str]]  # name of a stage -> digests of its inputs from outside the workspace
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted", "running"]
-Read = Literal["none", "suspects", "all"]  # the files whose digests are read; the sizes of all files are compared
+Read = Literal["none", "suspects", "all"]  # the files whose digests are checked; sizes are checked for all files
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Status:
 
 
 class Plan:
-    """The statuses of a pipeline's stages, in order, up to a stage that is wanted.
+    """The statuses of a pipeline's stages, in order, up to the last stage that is wanted.
 
-    A command makes one and passes it down. The digests of inputs from outside the workspace (photographs, annotation
-    files, weights) are read when it is made, so that all stages of a run see them in the same state. The statuses are
-    found by `update`, and again by `run_stage` for a stage that has run and for those after it.
+    A command creates one and passes it down. The digests of inputs from outside the workspace (photographs, annotation
+    files, weights) are read when it is created, so that all stages of a run see them in the same state. `update` finds
+    the statuses; `run_stage` calls it again for a stage that has run and for the stages after it.
 
     statuses: of the wanted stages. ran: the names of the stages that have run.
     """
 
     def __init__(self, pipeline: Pipeline, until: str | None = None, read: Read = "none") -> None:
-        """Read the inputs from outside.
+        """Read the inputs from outside the workspace.
 
-        until: the last stage that is wanted; by default the pipeline's last. read: the files whose digests are read by
-        `update`: a run must read the suspects. Raises AttendError if no stage has that name, and if an input cannot be
+        until: the last stage that is wanted; by default the pipeline's last. read: the files whose digests `update`
+        checks: a run must read the suspects. Raises AttendError if no stage has that name, or if an input cannot be
         read.
         """
         names = pipeline.names()
@@ -67,7 +67,7 @@ class Plan:
         self._statuses: dict[Stage, Status] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Prefect sends the arguments of tasks to every worker of a cluster, which needs no plan."""
+        """Return nothing: Prefect sends tasks' arguments to every worker of a cluster, and workers need no plan."""
         return {}
 
     @property
@@ -87,11 +87,11 @@ class Plan:
 
     @property
     def by_kind(self) -> dict[str, Artifact]:
-        """Return the artifacts of the wanted fresh stages, by kind; where two stages share a kind, the later one's."""
+        """Return the artifacts of the wanted fresh stages, by kind; if two stages share a kind, the later one's."""
         return by_kind(self.artifacts)
 
     def status(self, name: str) -> Status:
-        """Return the status of the stage of that name. Raises AttendError if no wanted stage has it."""
+        """Return the status of the stage with that name. Raises AttendError if no wanted stage has it."""
         stage = next((stage for stage in self.stages if stage.name == name), None)
         if stage is None:
             raise AttendError(f"no such stage {name!r}{suggestion(name, [stage.name for stage in self.stages])}")
@@ -100,24 +100,24 @@ class Plan:
     def update(self, first: Stage | None = None) -> Plan:
         """Find the statuses of the wanted stages, or only those from `first` on, and return this plan.
 
-        They are judged by ledgers, file sizes, and the digests of the files chosen by `read`; a suspect file that
-        matches its digest is trusted again. Raises AttendError if a stage needs a split of the data set that has no
-        pictures.
+        It checks ledgers, file sizes, and the digests of the files chosen by `read`; a suspect file that matches its
+        digest is trusted again. Raises AttendError if a stage needs a split of the data set that has no pictures; the
+        statuses then do not change.
         """
         start = 0 if first is None else self.stages.index(first)
         statuses = dict(list(self._statuses.items())[:start])
         for stage in self.stages[start:]:
             statuses[stage] = self._judge(stage, self.inputs.get(stage.name, {}), statuses)
-        self._statuses = statuses  # all of them or, where one cannot be judged, as they were
-        if self.read != "none" and self.workspace.is_writable():  # the suspects among them were read just now
+        self._statuses = statuses
+        if self.read != "none" and self.workspace.is_writable():  # any suspects among them were read just now
             judged = artifacts_of(self.statuses[start:]).values()
             self.workspace.trust(path for artifact in judged for path, _ in artifact.files(self.workspace.root))
         return self
 
     def of_all_stages(self) -> list[Status]:
-        """Return the statuses of all stages, those after the wanted ones included, as far as they can be judged.
+        """Return the statuses of all stages, including those after the wanted ones, as far as they can be found.
 
-        A stage that needs a split without pictures cannot, and neither can those after it.
+        The status of a stage that needs a split without pictures cannot be found, nor can those after it.
         """
         statuses = dict(self._statuses)
         with contextlib.suppress(AttendError):
@@ -126,13 +126,13 @@ class Plan:
         return list(statuses.values())
 
     def with_running(self) -> list[Status]:
-        """Return the statuses, with the state `running` for the stages that another process works on now."""
+        """Return the statuses, with the state `running` for the stages that another process is working on."""
         return [_as_now(status, self.workspace) for status in self.statuses]
 
     def verify(self) -> Plan:
-        """Find the statuses by reading every digest, and return this plan.
+        """Find the statuses by checking every digest, and return this plan.
 
-        The files of damaged artifacts become suspect, so that the next run finds the damage and makes them again.
+        The files of damaged artifacts become suspect, so that the next run finds the damage and produces them again.
         """
         read, self.read = self.read, "all"
         try:
@@ -178,12 +178,12 @@ def artifacts_of(statuses: Iterable[Status]) -> dict[Stage, Artifact]:
 
 
 def by_kind(artifacts: Mapping[Stage, Artifact]) -> dict[str, Artifact]:
-    """Return artifacts by the kind of their stage; where two stages share a kind, the later one's."""
+    """Return artifacts by the kind of their stage; if two stages share a kind, the later one's."""
     return {stage.kind: artifact for stage, artifact in artifacts.items()}
 
 
 def _as_now(status: Status, workspace: Workspace) -> Status:
-    """Return a status; with the state `running`, and how far the stage came, where another process works on it now."""
+    """Return a status, with the state `running` and the progress if another process is working on the stage."""
     kind, key = status.stage.kind, status.key
     if key is None or status.fresh or not workspace.is_locked(lock_name(kind, key)):
         return status
@@ -194,7 +194,7 @@ def _upstream_digests(stage: Stage, artifacts: Mapping[Stage, Artifact], run: st
     """Return the digest, by label, of each product that a stage needs and whose stage is fresh.
 
     artifacts: of the fresh stages. run: the name of the run, for messages. Raises AttendError if a fresh stage lacks
-    the product, such as a split without pictures: it will never be made.
+    the product, such as a split without pictures: running that stage again would not produce it.
     """
     digests: dict[str, str] = {}
     for product in stage.needs():
@@ -234,7 +234,7 @@ def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, 
 
 
 def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:
-    """Return the files of an artifact whose digests are to be checked."""
+    """Return the files of an artifact whose digests must be checked."""
     if read == "none":
         return set()
     files = {path for path, _ in artifact.files(workspace.root)}
@@ -242,7 +242,7 @@ def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[
 
 
 def _progress_of(partial: Path, otherwise: str) -> str:
-    """Return how far a stage came, in words; `otherwise` where it has not said so."""
+    """Return the progress of a stage, in words; `otherwise` if it has reported none."""
     try:
         return (partial / PROGRESS).read_text(encoding="utf-8").strip()
     except OSError:

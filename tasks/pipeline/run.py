@@ -1,4 +1,4 @@
-"""Running a stage: in a separate folder, under a lock, and published either complete or not at all."""
+"""Running a stage: in a separate folder, under a lock, and published either completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tasks.pipeline.workspace import Workspace, lock_name
 
 
 def run_stage(plan: Plan, name: str, hooks: Any = None) -> Status:
-    """Run one stage unless it is fresh, and return its status from before. Its upstream stages must be fresh.
+    """Run one stage unless it is fresh, and return its previous status. Its upstream stages must be fresh.
 
-    The plan, which reads suspects, is up to date afterwards. Raises AttendError if an upstream stage is not fresh.
+    The plan must read suspects, and is up to date afterwards. Raises AttendError if an upstream stage is not fresh.
     """
     workspace, run = plan.workspace, plan.pipeline.run
     status = plan.status(name)
@@ -43,7 +43,7 @@ def run_stage(plan: Plan, name: str, hooks: Any = None) -> Status:
 
 
 def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifact], hooks: Any) -> None:
-    """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, which are fresh."""
+    """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, all fresh."""
     assert status.key is not None and status.parts is not None
     stage = status.stage
     partial = workspace.partial(stage.kind, status.key)

@@ -1,7 +1,7 @@
-"""Sessions: the time that a run spends in a workspace. They detect crashed runs and keep `prune` out of active ones.
+"""Sessions record which runs are active in a workspace, to detect crashed runs and to keep `prune` out meanwhile.
 
 Every run holds a marker, `locks/sessions/<id>.lock`, and removes it when it ends, in success or failure. A marker that
-no process holds is left from a crash. The files that were in the workspace then are *suspect*: their digests are read
+no process holds was left by a crash. The files in the workspace at that time are *suspect*: their digests are checked
 before they are used again (see `Workspace.suspects`).
 """
 
@@ -23,12 +23,12 @@ from tasks.common.files import drop_temporaries, write_atomically
 from tasks.common.log import log
 from tasks.pipeline.workspace import Workspace
 
-_SESSIONS = "sessions"  # the folder of the markers, and the lock under which they are changed
+_SESSIONS = "sessions"  # the folder of the markers, and the lock that guards it
 
 
 @dataclass(frozen=True)
 class Session:
-    """A run in a workspace: a description of what it does, its process id and its start (Unix time)."""
+    """A run in a workspace: a description, its process id and its start (Unix time)."""
 
     doing: str
     process: int
@@ -37,7 +37,7 @@ class Session:
 
 @contextlib.contextmanager
 def session(workspace: Workspace, doing: str) -> Iterator[None]:
-    """Hold a session in the workspace for the length of the block; first mark as suspect what a crashed run left.
+    """Hold a session in the workspace for the length of the block; first mark files left by a crashed run as suspect.
 
     doing: a description of the run, for messages.
     """
@@ -60,7 +60,7 @@ def session(workspace: Workspace, doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive_session(workspace: Workspace, doing: str) -> Iterator[None]:
-    """Keep every run out of the workspace for the length of the block. Raises AttendError if one is in it already.
+    """Keep every run out of the workspace for the length of the block. Raises AttendError if one is active.
 
     doing: a description of the block, for messages.
     """

@@ -30,10 +30,10 @@ SUSPECTS = "suspects.json"
 
 @dataclass(frozen=True)
 class LastRun:
-    """The keys of the stages in the last run of a name.
+    """The keys of the stages in the last run with a name.
 
-    done: stage -> key of the fresh artifact, made by the run or found. begun: stage -> key on which the stage has
-    worked since then, without finishing.
+    done: stage -> key of its fresh artifact, produced by the run or found. begun: stage -> key that the stage has
+    started on since then, but not finished.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Workspace:
     """The folder that contains artifacts, grids, locks and the embedded MLflow store."""
 
     def __init__(self, root: Path) -> None:
-        """root: the folder; for a workspace in object storage, the folder that is its cache."""
+        """root: the folder; for a workspace in object storage, its cache folder."""
         self.root, self.remote = root, Remote.for_cache(root)
 
     @property
@@ -61,7 +61,7 @@ class Workspace:
         return self.root / "grids"
 
     def folder(self, stage: str, key: str) -> Path:
-        """Return the folder of the artifact of a stage, by the stage's kind and key."""
+        """Return the folder of a stage's artifact, by the stage's kind and key."""
         return self.root / "artifacts" / stage / key[:20]
 
     def partial(self, stage: str, key: str) -> Path:
@@ -69,7 +69,7 @@ class Workspace:
         return self.root / "artifacts" / stage / f"{key[:20]}.partial"
 
     def find(self, stage: str, key: str) -> Artifact | None:
-        """Return the artifact of a stage by kind and key, downloaded if need be; None if there is none."""
+        """Return the artifact of a stage by kind and key, downloaded if necessary; None if there is none."""
         folder = self.folder(stage, key)
         if self.remote is not None and not folder.exists():
             self._download(self.remote, folder, key)
@@ -77,7 +77,7 @@ class Workspace:
         return Artifact(folder, ledger) if ledger is not None and ledger.key == key else None
 
     def _download(self, remote: Remote, folder: Path, key: str) -> None:
-        """Download an artifact from the storage to `folder`; do nothing if the storage has no undamaged copy of it."""
+        """Download an artifact from the storage to `folder`; do nothing if the storage has no undamaged copy."""
         remote_folder = folder.relative_to(self.root).as_posix()
         ledger_bytes = remote.read(f"{remote_folder}/{LEDGER}")
         if ledger_bytes is None:
@@ -89,14 +89,14 @@ class Workspace:
         (partial / LEDGER).write_bytes(ledger_bytes)
         ledger = Ledger.read(partial)
         if ledger is not None and ledger.key == key and _download_files(remote, remote_folder, partial, ledger):
-            with contextlib.suppress(OSError):  # another process has downloaded it meanwhile
+            with contextlib.suppress(OSError):  # another process has downloaded it in the meantime
                 partial.rename(folder)
         shutil.rmtree(partial, ignore_errors=True)
 
     def _replace_from_storage(self, folder: Path, key: str) -> Artifact | None:
-        """Replace an artifact in `folder`, if any, by the storage's copy, and return that.
+        """Replace an artifact in `folder`, if any, by the storage's copy, and return the copy.
 
-        None, with the folder unchanged, if the storage has no undamaged copy.
+        If the storage has no undamaged copy, return None and leave the folder unchanged.
         """
         assert self.remote is not None
         replaced = folder.with_name(f".{folder.name}.{os.getpid()}.old")
@@ -113,8 +113,8 @@ class Workspace:
     def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> Artifact | None:
         """Upload the files in `partial` as the artifact whose local folder will be `folder`.
 
-        Return the artifact that another machine has uploaded meanwhile, if it is whole: then that one is the artifact.
-        The files of each upload have a folder of their own, so that no ledger ever names the files of two.
+        If another machine has uploaded the artifact in the meantime and that copy is complete, return it, to be used
+        instead. Each upload has a separate folder for its files, so that no ledger ever names the files of two uploads.
         """
         remote_folder = folder.relative_to(self.root).as_posix()
         for name in ledger.files:
@@ -122,7 +122,7 @@ class Workspace:
         if remote.create((partial / LEDGER).read_bytes(), f"{remote_folder}/{LEDGER}"):
             return None
         stored = self._replace_from_storage(folder, ledger.key)
-        if stored is None:  # the other one's is damaged
+        if stored is None:  # the other copy is damaged
             remote.put(partial / LEDGER, f"{remote_folder}/{LEDGER}")
         return stored
 
@@ -139,7 +139,7 @@ class Workspace:
         return damage
 
     def _local_damage(self, artifact: Artifact, read: Collection[Path]) -> str | None:
-        """Return what is wrong with the files in the local folder; a shard that only the storage has is no damage."""
+        """Return what is wrong with the files in the local folder; a shard that only the storage has is not damage."""
         remote_names: dict[str, set[str]] = {}  # folder of grids -> names of its files in the storage
         for path, record in artifact.files(self.root):
             name = path.relative_to(self.root)
@@ -159,7 +159,7 @@ class Workspace:
         return None
 
     def ledger_damage(self, stage: str, key: str) -> str | None:
-        """Return what is wrong with the ledger of an artifact; None if the ledger is sound or the folder is missing."""
+        """Return what is wrong with the ledger of an artifact; None if it is intact or the folder is missing."""
         folder = self.folder(stage, key)
         if not folder.is_dir() or self.find(stage, key) is not None:
             return None
@@ -167,22 +167,22 @@ class Workspace:
         return f"{name} is {'not whole' if (folder / LEDGER).exists() else 'gone'}"
 
     def suspects(self) -> set[Path]:
-        """Return the suspect files: their digests are read before they are used again (see sessions.py)."""
+        """Return the suspect files: their digests are checked before they are used again (see sessions.py)."""
         try:
             names = json.loads((self.root / SUSPECTS).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except ValueError:  # written atomically, so another program has changed it: suspect every file
+        except ValueError:  # written atomically, so another program has damaged it: suspect every file
             names = [path.relative_to(self.root).as_posix() for path in self.published()]
         return {self.root / name for name in names}
 
     def suspect(self, files: Iterable[Path]) -> None:
-        """Mark files as suspect: their digests are read before they are used again."""
+        """Mark files as suspect: their digests are checked before they are used again."""
         with self.lock("suspects"):
             self._write_suspects(self.suspects() | set(files))
 
     def trust(self, files: Iterable[Path]) -> None:
-        """Unmark suspect files that were read and match their digests, or that no longer exist."""
+        """Unmark suspect files that match their digests, or that no longer exist."""
         trusted = set(files)
         if self.suspects() & trusted:
             with self.lock("suspects"):
@@ -196,7 +196,7 @@ class Workspace:
         """Return every file of every artifact, and every shard of grids, sorted."""
         files = {*self.grids.glob("*/shard-*.h5"), *self.grids.glob("*/shard-*.parquet")}
         for ledger_path in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
-            with contextlib.suppress(AttendError):  # a later version wrote it: only that one reads its files
+            with contextlib.suppress(AttendError):  # written by a later version, which alone reads these files
                 ledger = Ledger.read(ledger_path.parent)
                 if ledger is not None:
                     files.update(path for path, _ in Artifact(ledger_path.parent, ledger).files(self.root))
@@ -214,7 +214,7 @@ class Workspace:
         """Write the ledger into the stage's partial folder, rename that to the artifact's folder, return the artifact.
 
         With object storage, the files are uploaded first, unless the storage has the artifact already: then that one
-        is returned. Files whose names begin with a dot (checkpoints) are no part of the artifact; they are removed
+        is returned. Files whose names begin with a dot (checkpoints) do not belong to the artifact; they are removed
         after the rename.
         """
         partial, folder = self.partial(stage, key), self.folder(stage, key)
@@ -249,19 +249,19 @@ class Workspace:
             shutil.rmtree(folder)
         partial.rename(folder)
         flush(folder.parent)
-        for path in folder.glob(".*"):  # checkpoints, from which only a killed run would be resumed
+        for path in folder.glob(".*"):  # checkpoints, needed only to resume a killed run
             path.unlink()
         return Artifact(folder, ledger)
 
     def last_run(self, run: str) -> LastRun:
-        """Return the keys of the last run of this name: `status` compares with them, and `prune` keeps their artifacts.
+        """Return the keys of the last run with a name: `status` compares with them, `prune` keeps their artifacts.
 
         Empty if there was no such run, or if its record cannot be read.
         """
         return LastRun.read(self.root / "runs" / f"{run}.json") or LastRun()
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
-        """Record the key on which a stage of this run works or, if `done`, has finished; it then works on no other."""
+        """Record the key that a stage of this run has started on or, if `done`, has finished."""
         with self.lock(f"record-{run}"):
             recent = self.last_run(run)
             before = asdict(recent)
@@ -274,7 +274,7 @@ class Workspace:
                 self._write_recent(run, recent)
 
     def prepare(self) -> None:
-        """Make the folders of the workspace. Raises AttendError if it cannot be written."""
+        """Create the folders of the workspace. Raises AttendError if it is not writable."""
         try:
             for name in ("artifacts", "grids", "locks", "runs"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -290,14 +290,14 @@ class Workspace:
             ) from None
 
     def is_writable(self) -> bool:
-        """Return whether this process may write to the workspace, or make it. To read it, no lock is held then."""
+        """Return whether this process may write to the workspace, or create it. If not, readers hold no lock."""
         folder = self.root / "locks"
         while not folder.exists():
             folder = folder.parent
         return os.access(folder, os.W_OK)
 
     def forget_other_stages(self, run: str, stages: Collection[str]) -> None:
-        """Forget the keys of all stages but these, which are those of the finished run: it needs no other artifacts."""
+        """Forget the keys of all stages except these, the stages of the finished run: it needs no other artifacts."""
         with self.lock(f"record-{run}"):
             recent = self.last_run(run)
             obsolete = (recent.done.keys() | recent.begun.keys()) - set(stages)
@@ -313,7 +313,7 @@ class Workspace:
         write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
 
     def is_locked(self, name: str) -> bool:
-        """Return whether a process holds the lock `name` now."""
+        """Return whether a process holds the lock `name`."""
         path = self.root / "locks" / f"{name}.lock"
         if not path.exists():
             return False
@@ -329,9 +329,9 @@ class Workspace:
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:
         """Hold the lock `name` for the length of the block, after waiting for any other process that holds it.
 
-        name: what is locked, a word without `-`, and after a `-` which one: so no two names of runs or models collide.
-        doing, by: what waits, and what it waits for, in a message that is logged if waiting is necessary; without
-        `doing`, no message is logged. The kernel frees the lock when its holder dies, however it dies.
+        name: what is locked, a word without `-`, then `-` and an identifier, so that names of runs and models cannot
+        collide. doing, by: what waits, and what it waits for, in a message that is logged if waiting is necessary;
+        without `doing`, no message is logged. The kernel frees the lock when its holder dies, for any reason.
         """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def hold(path: Path, doing: str | None, by: str) -> Iterator[None]:
-    """Hold the lock of a file for the length of the block: see `Workspace.lock`."""
+    """Hold a lock file for the length of the block: see `Workspace.lock`."""
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=-1 if doing is None else 0)
@@ -355,12 +355,12 @@ def hold(path: Path, doing: str | None, by: str) -> Iterator[None]:
 
 
 def lock_name(stage: str, key: str) -> str:
-    """Return the name of the lock under which a stage, of this kind, makes the artifact of a key."""
+    """Return the name of the lock under which a stage of this kind produces the artifact with a key."""
     return f"{stage}-{key[:20]}"
 
 
 def _remote_name(remote_folder: str, ledger: Ledger, name: str) -> str:
-    """Return the name in the storage of a file of an artifact."""
+    """Return the name of an artifact's file in the storage."""
     return "/".join(filter(None, (remote_folder, ledger.publication, name)))
 
 
@@ -378,6 +378,6 @@ def _download_files(remote: Remote, remote_folder: str, folder: Path, ledger: Le
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of this program and of what computes, for a ledger."""
+    """Return the versions of this program and of its numerical libraries, for a ledger."""
     versions = {name: metadata.version(name) for name in ("attend", "torch", "torchvision")}
     return versions | ({"commit": commit()} if commit() else {})
