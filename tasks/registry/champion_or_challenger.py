@@ -1,4 +1,4 @@
-"""The facts by which a new version becomes champion or challenger: its gates, and its comparison with the champion.
+"""The facts that decide between champion and challenger: a version's gates, and its comparison with the champion.
 
 Each function is a step of a registration (see register_captioner.py). champion_rule.py decides.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def champion_to_beat(client: MlflowClient, model: str, workspace: Path) -> tuple[ModelVersion | None, str]:
-    """Return the champion; None where there is none, or none whose files are whole, with why the next is champion."""
+    """Return the champion, or None if none has intact files, and the reason for making the next version champion."""
     champion = version_with_alias(client, model, "champion")
     flaw = None if champion is None else flaw_of(client, champion, workspace)
     if champion is None or flaw is None:
@@ -57,11 +57,11 @@ def champion_to_beat(client: MlflowClient, model: str, workspace: Path) -> tuple
 
 
 def flaw_of(client: MlflowClient, version: ModelVersion, workspace: Path) -> str | None:
-    """Return what is wrong with the files of a version of the embedded store: where they are, or what is in them."""
+    """Return what is wrong with the files of a version in the embedded store: their location or their content."""
     if not is_embedded():
-        return None  # a server that does not give them now may do so in a minute
+        return None  # a server's files may be only temporarily unavailable
     files = files_of(client, version)
-    if files is None:  # of another program: nothing is known of its files
+    if files is None:  # registered by another program, so nothing is known about its files
         return None
     if not is_in_workspace(str(files), workspace):
         return "not in this workspace"
@@ -84,10 +84,10 @@ def match_with(
     scratch: Path,
     known: VersionPictures | None,
 ) -> Match:
-    """Return the champion compared with the version whose evaluation `scores` is of, on the version's pictures.
+    """Compare the champion with the version evaluated in `scores`, on that version's pictures.
 
-    Each is compared by the search that it captions with. The champion's captions come from its run where it was scored
-    on these pictures; else it captions them now. known: the pictures that the champion was made from.
+    Each is compared with the search that it captions with. The champion's captions come from its run if it was scored
+    on these pictures; otherwise it captions them now. known: the pictures that the champion was trained on.
     """
     predictions = None
     if scored_on_same(champion, scores):
@@ -106,9 +106,9 @@ def match_with(
 
 
 def run_gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelComparison | None) -> list[GateResult]:
-    """Return what the gates found in the evaluated captions.
+    """Return the results of the gates for the evaluated captions.
 
-    comparison: the champion (first) and the version (second); None where there is no champion.
+    comparison: the champion (first) and the version (second); None if there is no champion.
     """
     captions = read_predictions(artifacts.scores.path / PREDICTIONS)
     pairs = None if comparison is None else comparison.captions or None
@@ -128,7 +128,7 @@ def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.
 
 
 def tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> list[str]:
-    """Write what the gates found into a version's tags, and return a sentence for each that it fails."""
+    """Write the gates' results into a version's tags, and return a sentence for each gate that it fails."""
     for result in gates:
         client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
     failed = [str(result) for result in gates if result.refused]
@@ -140,5 +140,5 @@ def tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResul
 
 
 def label(version: ModelVersion) -> str:
-    """Return how messages name a version."""
+    """Return the name of a version in messages."""
     return f"version {version.version}"

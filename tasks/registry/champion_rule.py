@@ -1,4 +1,4 @@
-"""The rule by which a new version becomes champion: one function, which knows neither MLflow nor files.
+"""The rule by which a new version becomes champion: one function, independent of MLflow and files.
 
 docs/champions.md explains it to users.
 """
@@ -19,8 +19,8 @@ from tasks.registry.comparison import ModelComparison
 class Candidate:
     """A version that may become champion.
 
-    name: how messages name it, `version 2`. failed_gates: a sentence for each gate that it fails. trained_on_scored:
-    whether its scores are of pictures that it was trained on. rolled_back: whether a person withdrew this training.
+    name: in messages, such as `version 2`. failed_gates: a sentence for each gate that it fails. trained_on_scored:
+    whether it is scored on pictures that it was trained on. rolled_back: whether a person withdrew this training.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Candidate:
     rolled_back: bool = False
 
     def objections(self) -> list[str]:
-        """Return what speaks against the version, whatever it scores."""
+        """Return the reasons against the version that hold whatever its scores are."""
         objections = list(self.failed_gates)
         if self.trained_on_scored:
             objections.append("its scores are of pictures it was trained on: set evaluation.split to dev or test")
@@ -40,9 +40,9 @@ class Candidate:
 class Match:
     """The champion, compared with a candidate.
 
-    champion: how messages name it. comparison: the champion (first) with the candidate (second), each with the search
-    that it captions with. grown: how much more the candidate was trained on, in words; None where it was not trained on
-    all that the champion was trained on, and more.
+    champion: its name in messages. comparison: the champion (first) with the candidate (second), each with the search
+    that it captions with. grown: how much more the candidate was trained on, in words; None if its training data are
+    not a proper superset of the champion's.
     """
 
     champion: str
@@ -63,7 +63,7 @@ def decide(
 ) -> Decision:
     """Return whether a version becomes champion.
 
-    match: None where there is no champion whose files are intact. why_first: why the version needs no match then.
+    match: None if there is no champion with intact files. why_first: why the version then needs no match.
     """
     objections = candidate.objections()
     if match is None:
@@ -78,7 +78,7 @@ def decide(
 
 
 def _outcome(rule: RegistryConfig, match: Match) -> tuple[bool, str]:
-    """Return whether a candidate replaces the champion by its scores, and why."""
+    """Return whether a candidate's scores let it replace the champion, and why."""
     compared, pictures = _scores(match)[rule.promote_on], len(match.comparison.captions)
     figures = f"{match.champion}: {_describe(compared)}"
     if compared.second > compared.first and compared.better >= rule.certainty:
@@ -93,10 +93,10 @@ def _outcome(rule: RegistryConfig, match: Match) -> tuple[bool, str]:
 
 
 def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> str | None:
-    """Return how much more a training has than an earlier one, in words.
+    """Return how much more training data there are than before, in words.
 
-    Return None where it lacks some of the earlier one's pictures or captions, or has no more of them.
-    before, now: the digest of each training picture -> the number of its captions; None where that is not known.
+    Return None if pictures or captions are missing, or if none were added. before, now: the digest of each training
+    picture -> the number of its captions; None if that is not known.
     """
     if before is None or now is None or not before.keys() <= now.keys():
         return None
@@ -107,7 +107,7 @@ def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> st
 
 
 def _undecidable(rule: RegistryConfig, match: Match) -> str | None:
-    """Return why the comparison cannot decide; None where it can."""
+    """Return why the comparison cannot decide; None if it can."""
     scores, pictures = _scores(match), len(match.comparison.captions)
     if pictures < rule.min_pictures:
         left_out = match.comparison.left_out
@@ -133,7 +133,7 @@ def _scores(match: Match) -> dict[str, ScoreComparison]:
 
 
 def _describe(compared: ScoreComparison) -> str:
-    """Return the numbers of a comparison."""
+    """Return a comparison in words."""
     low, high = compared.interval
     return (
         f"{compared.score} {compared.second:.2f} against {compared.first:.2f}, {compared.second - compared.first:+.2f} "

@@ -1,4 +1,4 @@
-"""Two models compared on the same pictures, by the captions that each gave them."""
+"""Two models compared on the same pictures, by their captions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def side_by_side(
     trained_on: Collection[str] = (),
     among: Collection[str] | None = None,
 ) -> ModelComparison:
-    """Compare two predictions files on the pictures that both have; AttendError where they have none in common.
+    """Compare two predictions files on the pictures that both have; AttendError if they have none in common.
 
     trained_on: the digests of pictures that one of the models was trained on, which are left out. among: the digests
-    of the pictures that are compared; None for all.
+    of the pictures to compare; None for all.
     """
     first_items, second_items = read_predictions(first), read_predictions(second)
     shared = {digest: (item, second_items[digest]) for digest, item in first_items.items() if digest in second_items}

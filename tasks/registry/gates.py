@@ -1,7 +1,7 @@
 """Gates: limits that a version's captions must meet, regardless of their scores, before it may be champion.
 
-Each compares a share of the pictures with a limit of the config's `registry`, and refuses the version where the whole
-95 % interval of the share lies beyond the limit: few pictures refuse nothing by chance.
+Each gate compares a share of the pictures with a limit in the config's `registry`. It refuses the version if the whole
+95 % interval of the share lies beyond the limit, so that a few pictures refuse nothing by chance.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tasks.metrics.meteor import stem
 
 @dataclass(frozen=True)
 class GateResult:
-    """Hold what a gate found.
+    """The result of a gate.
 
     name: of its setting. value: the share, from 0 to 1. interval: its 95 % interval. limit: the setting. refused:
-    whether the interval lies beyond the limit. why: what the share is of, as a sentence.
+    whether the interval lies beyond the limit. why: the meaning of the share, as a sentence.
     """
 
     name: str
@@ -49,12 +49,12 @@ def gate_results(
     sources: Sources,
     copied: Mapping[str, ScoredCaption] | None = None,
 ) -> list[GateResult]:
-    """Return what the gates that the config sets found in captions, by the digest of their pictures.
+    """Return the results of the gates that the config sets. captions: by the digest of their pictures.
 
-    champion: the captions of the champion (first) and of the version, of the same pictures; None where there is no
-    champion to compare with. retrieved: returns which captions find their picture among others; it is called only where
-    that is a gate. sources: of each picture, of a data set of several. copied: captions of similar training
-    pictures; None where they are no gate.
+    champion: the captions of the champion (first) and of the version for the same pictures; None if there is no
+    champion to compare with. retrieved: returns which captions find their picture among others; called only if that is
+    a gate. sources: the source of each picture, if the data set has several. copied: captions of similar training
+    pictures; None if they are not a gate.
     """
     corpus = list(captions.values())
     results = []
@@ -72,7 +72,7 @@ def gate_results(
 
 
 def _same_caption(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return the share of the pictures that have the commonest caption."""
+    """Return the share of the pictures that have the most frequent caption."""
     texts = [" ".join(item.caption) for item in corpus]
     text, times = Counter(texts).most_common(1)[0]
     interval = interval_of_share(times, len(texts))
@@ -81,10 +81,10 @@ def _same_caption(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
 
 
 def _overused_word(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return by what share of the pictures a word is in more captions than references, of the word that is most so.
+    """Find the word whose count in captions most exceeds that in references; return the excess as a share of pictures.
 
-    Words with one stem are one word. What no reference names is probably not there: CHAIR (Rohrbach et al. 2018) counts
-    it for objects that are annotated.
+    Words with the same stem are one word. A thing that no reference names is probably not in the picture: CHAIR
+    (Rohrbach et al. 2018) counts this for annotated objects.
     """
     said = [{stem(word) for word in item.caption} for item in corpus]
     named = [{stem(word) for reference in item.references for word in reference} for item in corpus]
@@ -114,14 +114,14 @@ def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
 
 
 def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float, sources: Sources) -> GateResult:
-    """Return what CIDEr-D loses against the champion's, as a share of that, in the slice that loses most."""
+    """Return the loss of CIDEr-D as a share of the champion's, in the slice with the most certain loss."""
     losses = []
     for name, columns in slice_loss(pairs, sources).items():
         ratio, (low, high) = interval_of_ratio(columns)
         losses.append((1 - ratio, (1 - high, 1 - low), name, len(columns)))
     if not losses:
         return GateResult("max_slice_loss", 0.0, (0.0, 0.0), limit, False, "no slice has enough pictures")
-    # The slice that is most surely worse, which need not be the one that is worse by most.
+    # By the lower bound of the interval: the slice with the largest loss may be a less certain one.
     share, interval, name, pictures = max(losses, key=lambda loss: loss[1][0])
     change = "loses" if share >= 0 else "gains"
     why = f"CIDEr {change} {abs(share):.1%} of the champion's on {pictures:,} pictures, {_quoted(name)}"
@@ -129,7 +129,7 @@ def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit:
 
 
 def _over_copied(corpus: Sequence[ScoredCaption], copied: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return CIDEr-D, divided by that of captions copied from similar training pictures."""
+    """Return the ratio of CIDEr-D to that of captions copied from similar training pictures."""
     statistics = np.stack([cider.statistics(captions)[:, 0] for captions in (corpus, copied)], axis=1)
     ratio, interval = interval_of_ratio(statistics)
     own, other = 100 * statistics.mean(axis=0)
@@ -138,5 +138,5 @@ def _over_copied(corpus: Sequence[ScoredCaption], copied: Sequence[ScoredCaption
 
 
 def _quoted(text: str) -> str:
-    """Return a text in quotation marks, shortened where it is long."""
+    """Return a text in quotation marks, shortened if it is long."""
     return f'"{text if len(text) <= 80 else text[:77] + "..."}"'

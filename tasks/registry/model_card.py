@@ -34,7 +34,7 @@ def card(
 ) -> str:
     """Return the model card of a captioner as Markdown.
 
-    scores: the content of scores.json. gates: what the gates found. exported: the runtimes beside torch.
+    scores: the content of scores.json. gates: the gates' results. exported: the runtimes other than torch.
     """
     data, decoder, training = config.data, config.decoder, config.training
     ingested, trained = artifacts.manifest.ledger.counts, artifacts.trained.ledger.counts
@@ -94,14 +94,14 @@ def card(
 
 
 def ancestry(origin: Mapping[str, Any]) -> str:
-    """Return the captioners that a training started from, the latest first. origin: see `StartingPoint.origin`."""
+    """Return the captioners that a training started from, latest first. origin: see `StartingPoint.origin`."""
     shown = f"{origin['address']} ({origin['digest'][:12]})"
     earlier = origin["started_from"]
     return shown if earlier is None else f"{shown}, which started from {ancestry(earlier)}"
 
 
 def _backbone(config: Config) -> str:
-    """Return the backbone and how photographs are shown to it, in Markdown."""
+    """Return the backbone and the preprocessing of photographs, in Markdown."""
     grids = config.encoding
     if grids is None:
         return f"none: the grids are imported (`{config.grids.weights}`)"

@@ -1,4 +1,4 @@
-"""The aliases of a registered model: set as champion_rule.py decides, and reverted by a rollback.
+"""The aliases of a registered model: set by the decision of champion_rule.py, and reverted by a rollback.
 
 The aliases of a registered model are `champion`, `challenger` (the last version that was not promoted) and `previous`
 (the version that a rollback restores); its tag `attend.champions` lists all champions, oldest first.
@@ -24,7 +24,7 @@ _DECISION, _ROLLED_BACK = "attend.decision", "attend.was_rolled_back"
 
 
 def apply(client: MlflowClient, version: ModelVersion, decision: Decision) -> None:
-    """Give a version the alias that was decided, and keep the reason in its tag."""
+    """Give a version the alias in the decision, and keep the reason in a tag."""
     if decision.alias == "champion":
         make_champion(client, version, decision.why)
     else:
@@ -33,24 +33,24 @@ def apply(client: MlflowClient, version: ModelVersion, decision: Decision) -> No
 
 
 def was_rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
-    """Return whether a person rolled back the version or one of the same training: no schedule promotes it again."""
+    """Return whether a person rolled back a version of the same training; if so, no schedule promotes it again."""
     return any(_ROLLED_BACK in other.tags for other in _of_same_training(client, version))
 
 
 def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[ModelVersion]:
-    """Return all versions with the same weights, this one included.
+    """Return all versions with the same weights, including this one.
 
-    There may be several: new held-out pictures make a new version without training.
+    There may be several: new held-out pictures give a new version without training.
     """
     training = version.tags.get(TRAIN_KEY)
-    if training is None:  # another program registered it: nothing is known of its training
+    if training is None:  # registered by another program, so nothing is known about its training
         return [version]
     versions = client.search_model_versions(f"name = '{version.name}'")
     return [other for other in versions if other.tags.get(TRAIN_KEY) == training]
 
 
 def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> None:
-    """Make the version champion, and keep the reason in its tag."""
+    """Make the version champion, and keep the reason in a tag."""
     champions = [*(item for item in _champions(client, version.name) if item != number(version)), number(version)]
     for other in _of_same_training(client, version):
         if _ROLLED_BACK in other.tags:
@@ -63,15 +63,15 @@ def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> None
 
 
 def objection_to(version: ModelVersion) -> str | None:
-    """Return why the version is not champion, as it was decided last; None where it is, or nothing was decided."""
+    """Return why the last decision did not make the version champion; None if it did, or if there was none."""
     who, _, why = version.tags.get(_DECISION, "").partition(": ")
     return None if who.endswith("is champion") or not why else why
 
 
 def roll_back(client: MlflowClient, model: str) -> tuple[str, str]:
-    """Restore the previous champion; return its version and the version that was rolled back.
+    """Restore the previous champion; return its version number and that of the version that was rolled back.
 
-    Raise AttendError where the model has no champion, or no earlier one.
+    Raise AttendError if the model has no champion, or no earlier one.
     """
     champions = _champions(client, model)
     if not champions:
@@ -111,6 +111,6 @@ def _champions(client: MlflowClient, model: str) -> list[str]:
     champion = aliases.get("champion")
     if champion is None:
         return []
-    if champion in champions:  # the alias decides, also where it was moved outside attend
+    if champion in champions:  # the alias decides, even if it was moved outside attend
         return champions[: champions.index(champion) + 1]
     return [*champions, champion]

@@ -1,8 +1,8 @@
 """Stage `register`: everything -> a version in MLflow's registry, champion or challenger.
 
-In: the decoder, its scores, and the artifacts that both were made from. Out: the model's run in MLflow with scores,
-samples and a report; a registered version that needs nothing from this repository; and registration.json, which names
-that version.
+In: the decoder, its scores, and the artifacts from which both were produced. Out: the model's run in MLflow with
+scores, samples and a report; a registered version that needs nothing from this repository; and registration.json, which
+names that version.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Register(Stage):
 
 
 def _encoder_inputs(encoder: EncoderConfig, machine: MachineConfig) -> dict[str, str]:
-    """Return the digests of an encoder's files. Raises AttendError where one is not there."""
+    """Return the digests of an encoder's files. Raises AttendError if one is missing."""
     digests = {"encoder": weight_digests(encoder.as_grids(), machine)["weights"]}
     if encoder.projection is not None:
         path = encoder.projection.expanduser()

@@ -1,7 +1,7 @@
-"""Registration of a trained model: its run in MLflow and its version, with all that the version is made of.
+"""Registration of a trained model: its run in MLflow and its version, with everything that belongs to it.
 
-A registered version is a self-contained bundle (see bundle.py) with a model card and a report. Whether it becomes
-champion, champion_or_challenger.py decides.
+A registered version is a self-contained bundle (see bundle.py) with a model card and a report.
+champion_or_challenger.py collects the facts that decide whether it becomes champion.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-# MLflow writes this file into a model's folder whenever the model is loaded, with the address that it was loaded by.
+# MLflow writes this file into a model's folder whenever the model is loaded, with the address used for loading.
 _WRITTEN_BY_LOADING = "registered_model_meta"
 _KEY, _BUNDLE = "attend.key", "attend.bundle"  # tags of a version: the stage's key, the digest of its bundle
-_RUNTIMES = "attend.runtimes"  # tag of a version: those that it was asked for, and the loss that was allowed
+_RUNTIMES = "attend.runtimes"  # tag of a version: the configured runtimes and the allowed loss
 
 
 def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any], work: Work) -> Outcome:
     """Log the trained model with its history, scores and samples, register it, and decide whether it is champion.
 
-    artifacts: what the captioner is made from. params: the parameters of the model's run in MLflow. A version that was
-    registered with the same stage key is used again. registration.json in `work.out` names the version and its alias.
+    artifacts: the captioner's. params: the parameters of the model's run in MLflow. A version registered earlier with
+    the same stage key is reused. registration.json in `work.out` names the version and its alias.
     """
     workspace, registry = config.workspace, config.registry
     from mlflow.exceptions import MlflowException
@@ -121,7 +121,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             apply(log.client, version, decision)
             for warning in decision.warnings:
                 logger.warning(f"register: {label(version)} is champion as the first, but {warning}")
-        with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
+        with contextlib.suppress(MlflowException, LookupError):  # `attend models report` then says why
             write_report_of(log.client, version, work.out / REPORT)
         files = files_of(log.client, version)
         shared = {} if files is None else _file_records(files, workspace)
@@ -151,9 +151,9 @@ def _bundle_and_register(
     work: Work,
     scratch: Path,
 ) -> ModelVersion:
-    """Return the version of the captioner's bundle, which is logged and registered where there is none.
+    """Return the version of the captioner's bundle; log and register it if there is none.
 
-    rivals: the models that the report compares it with. gates: what the gates found, for its card.
+    rivals: the models that the report compares it with. gates: the gates' results, for its model card.
     """
     registry = config.registry
     captioner = make_captioner(config, artifacts)
@@ -166,7 +166,7 @@ def _bundle_and_register(
     }
     same = _intact_version(log.client, registry.model, made_of, config.workspace)
     if same is not None:
-        for name, value in scores["scores"].items():  # of metrics that it was not scored by before
+        for name, value in scores["scores"].items():  # adds the scores of metrics that are new
             log.client.set_model_version_tag(same.name, same.version, f"score.{name}", repr(value))
         return same
     exported = export_runtimes(captioner, config, artifacts, scores, scratch)
@@ -182,7 +182,7 @@ def _bundle_and_register(
     source = log_model(log.run_id, name, bundles, captioner)
     model_id = source.removeprefix("models:/")
     evaluation_run = log_data_and_scores(log, config, artifacts, scores, model_id)
-    # Before the version names them: MLflow's database is on the disk at once.
+    # Before a version names them, because MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
     flush_location(str(log.client.get_logged_model(model_id).artifact_location))
     description = card(config, artifacts, scores, gates, exported)
@@ -196,7 +196,7 @@ def _bundle_and_register(
 
 
 def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
-    """Return the sizes and digests of a model's files in the workspace: damage to them makes the stage run again."""
+    """Return the sizes and digests of a model's files in the workspace: if they are damaged, the stage runs again."""
     if not is_in_workspace(str(folder), workspace):
         return {}
     paths = [
@@ -209,9 +209,9 @@ def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
 
 
 def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, workspace: Workspace) -> None:
-    """Raise AttendError where the evaluation's files do not match their digests, or its captions not its scores.
+    """Raise AttendError if the evaluation's files do not match their digests, or its captions do not give its scores.
 
-    The next run then evaluates again.
+    The files become suspect, so that the next run evaluates again.
     """
     found = artifacts.scores
     damage = workspace.damage(found, {path for path, _ in found.files(workspace.root)})
@@ -226,7 +226,7 @@ def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, works
 
 
 def _intact_version(client: MlflowClient, model: str, tags: dict[str, str], workspace: Path) -> ModelVersion | None:
-    """Return the latest version of a model that has these tags and intact files; None where there is none."""
+    """Return the latest version of a model that has these tags and intact files; None if there is none."""
     versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
     tagged = (version for version in versions if tags.items() <= version.tags.items())
     return next((version for version in tagged if flaw_of(client, version, workspace) is None), None)
@@ -242,7 +242,7 @@ def _create_version(
     made_of: dict[str, str],
     description: str,
 ) -> ModelVersion:
-    """Create the version of a logged model, with tags for its scores and all that it was made from.
+    """Create the version of a logged model, with tags for its scores and its origin.
 
     source: the address of the logged model. made_of: the tags by which it is found again. description: its model card.
     """
@@ -271,7 +271,7 @@ def _inspect(
 ) -> InspectionRecord:
     """Inspect the data set with the trained model, and write findings, record and page to `out`.
 
-    known: digests of the pictures that the champion was made from; None where that is not known.
+    known: digests of the pictures from which the champion was trained; None if they are not known.
     """
     sources = DecoderInputs(artifacts.manifest, artifacts.captions, artifacts.grids)
     record = inspect_data(config, artifacts.decoder, artifacts.memory, sources, known, out)

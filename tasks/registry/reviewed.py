@@ -1,4 +1,4 @@
-"""What people said of a version's captions, noted with the version in MLflow."""
+"""The results of people's reviews of a version's captions, stored with the version in MLflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def note_answers(workspace: Path, path: Path) -> None:
-    """Note with each version what the answers of a file say of it, and say where that is not possible."""
+    """Store the results of the answers in a file with each version, and log a warning if that is not possible."""
     if not path.exists():
         return
     try:
@@ -35,9 +35,9 @@ def note_answers(workspace: Path, path: Path) -> None:
 
 
 def note_rates(client: MlflowClient, rates: Iterable[Rate]) -> list[str]:
-    """Write the share of captions that people accepted into the tags of their versions, and return the other addresses.
+    """Write the share of captions that people accepted into their versions' tags; return the addresses not found.
 
-    rates: of each version, by its address; those of versions that are not in this registry are returned.
+    rates: of each version, by its address.
     """
     unknown = []
     for rate in rates:

@@ -1,6 +1,6 @@
-"""Find the captioner that training starts from: a registered version, or an exported folder, here or in object storage.
+"""Find the captioner that training starts from: a registered version or an exported folder, local or remote.
 
-What is not on this machine is downloaded into the workspace's folder `captioners`, once.
+Remote captioners are downloaded once, into the workspace's folder `captioners`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _WEIGHTS = "decoder.safetensors"
 
 
 def find_starting_point(start_from: str, store: str | None, workspace: Path) -> StartingPoint:
-    """Return the captioner that `training.start_from` names, whose files are whole.
+    """Return the captioner named by `training.start_from`, with its files checked.
 
-    store: `training.start_store`. workspace: the folder of the workspace. Raises AttendError where there is no such
+    store: `training.start_store`. workspace: the folder of the workspace. Raises AttendError if there is no such
     captioner, or it has no weights for torch, or its files are damaged.
     """
     if start_from.startswith("models:/"):
@@ -59,7 +59,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
 
 
 def _address_of(folder: Path) -> str:
-    """Return a folder with the address of the version that was exported to it, where it says so."""
+    """Return a folder's address, with that of the version that was exported to it, if the folder names one."""
     try:
         origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
         return f"models:/{origin['model']}/{origin['version']} in {folder}"
@@ -68,7 +68,7 @@ def _address_of(folder: Path) -> str:
 
 
 def _bundle_in(folder: Path, address: str) -> Path:
-    """Return the bundle for torch in the folder of a captioner: the folder itself, or one of MLflow's."""
+    """Return the bundle for torch in a captioner's folder: the folder itself, or MLflow's subfolder."""
     for bundle in (folder / BUNDLE, folder):
         if (bundle / DIGEST).is_file() and (bundle / _WEIGHTS).is_file():
             return bundle
@@ -84,7 +84,7 @@ def _bundle_in(folder: Path, address: str) -> Path:
 
 
 def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[str, Path]:
-    """Return the address and the folder of a version in a store."""
+    """Return the address of a version in a store, and the folder of its files."""
     uri = _uri(store, workspace)
 
     def answer() -> list[str]:
@@ -98,7 +98,7 @@ def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[st
             raise AttendError(f"{_FIELD}: {start_from}: is no captioner that attend registered")
         return [address_of(version), str(logged.artifact_location)]
 
-    if uri.startswith("sqlite:///"):  # it is kept in the workspace that has the store
+    if uri.startswith("sqlite:///"):  # the answer is cached in the workspace that has the store
         own = Path(uri.removeprefix("sqlite:///")).parent
         address, location = ask(own, f"starting point {start_from}", answer)
     else:
@@ -116,7 +116,7 @@ def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[st
 
 
 def _uri(store: str | None, workspace: Path) -> str:
-    """Return the URI of a store, which is a workspace's folder or a URI; of the workspace's own where it is None."""
+    """Return the URI of a store: a workspace's folder or a URI; None for this workspace's own."""
     if store is None:
         uri = tracking_uri(workspace)
     elif "://" in store:
@@ -135,7 +135,7 @@ def _uri(store: str | None, workspace: Path) -> str:
 
 
 def _from_mlflow(uri: str, location: str, target: Path) -> Path:
-    """Download the files at an MLflow location into a folder, and return the one of its folders that has them."""
+    """Download the files at an MLflow location into a folder, and return the (sub)folder that contains them."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
@@ -146,7 +146,7 @@ def _from_mlflow(uri: str, location: str, target: Path) -> Path:
 
 
 def _in_storage(url: str, workspace: Path) -> Path:
-    """Return the folder to which a captioner in object storage was downloaded.
+    """Return the folder into which a captioner in object storage was downloaded.
 
     Its small bundle.json is read each time, so that a captioner that was replaced is downloaded again.
     """
@@ -170,10 +170,10 @@ def _in_storage(url: str, workspace: Path) -> Path:
 
 
 def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[Path], Path]) -> Path:
-    """Return the folder of a captioner, which is downloaded where it is not there already.
+    """Return the local folder of a captioner; download it if there is none.
 
-    source: what tells it from all other captioners. shown: its address, for messages. fetch: downloads it into a given
-    folder, and returns that or the folder in it that has the files.
+    source: identifies the captioner. shown: its address, for messages. fetch: downloads it into a given folder, and
+    returns that folder or the subfolder that contains the files.
     """
     folder = workspace / CAPTIONERS / digest_of(source)[:20]
     with Workspace(workspace).lock(f"captioner-{folder.name}", f"download of {shown}"):
