@@ -1,1 +1,1 @@
-"""Prefect flows, a local run, servers and clusters."""
+"""Prefect flows, local runs, servers and clusters."""

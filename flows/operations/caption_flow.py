@@ -1,4 +1,4 @@
-"""The Prefect flow that captions, on a schedule, the pictures that are new since its last run."""
+"""The Prefect flow that captions, on a schedule, the pictures added since its last run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.config.machine import MachineConfig
 
 @flow(name="caption")
 def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: int | None = None) -> str:
-    """Bring `out` (.csv, .jsonl or .parquet) up to date with the pictures. Returns a line of what was captioned.
+    """Bring `out` (.csv, .jsonl or .parquet) up to date with the pictures. Returns a summary in one line.
 
     pictures: a folder, a pattern, or a Parquet file with a column of encoded pictures. model: `models:/NAME@ALIAS` or
     `models:/NAME/VERSION`; by default the champion promoted last. beam: the beam width; by default the model's.

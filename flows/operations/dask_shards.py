@@ -17,35 +17,35 @@ from tasks.config.machine import MachineConfig
 from tasks.grids.extraction import Executor, MadeShard, Publish, ShardJob, make_shard
 
 _ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer
-_SUBMITTED_AHEAD = 256  # the least number of shards submitted and not published yet, so that a new worker has work
+_SUBMITTED_AHEAD = 256  # the minimum number of shards submitted but not published, so that new workers have work
 
 
 @task(name="shard", task_run_name="shard {job.number}", cache_policy=NO_CACHE, persist_result=False)
 def make_shard_task(job: ShardJob) -> MadeShard:
     """Make the files of one shard from photographs, without publishing them.
 
-    Dask runs the task again on another worker where its worker is lost.
+    Dask runs the task again on another worker if its worker is lost.
     """
     show_log()
     return make_shard(job)
 
 
 def executor_of(machine: MachineConfig) -> Executor | None:
-    """Return an executor that makes shards on the cluster `machine.dask`; None where that is not set."""
+    """Return an executor that runs shard jobs on the cluster `machine.dask`; None if that is not set."""
     return None if machine.dask is None else _Cluster(machine.dask, machine.dask_resources)
 
 
 class _Cluster:
     """An executor of shard jobs on the workers of the Dask scheduler at `address`.
 
-    resources: what a worker must offer to make a shard, as its option --resources names it.
+    resources: what a worker must offer to run a job, as in its option --resources.
     """
 
     def __init__(self, address: str, resources: dict[str, float]) -> None:
         self._address, self._resources = address, resources
 
     def __call__(self, jobs: Sequence[ShardJob], publish: Publish) -> None:
-        """Make the shards, and call `publish` here for each as it is done."""
+        """Run the jobs, and call `publish` in this process for each shard when it is done."""
         try:
             from dask.base import annotate
             from prefect_dask.task_runners import DaskTaskRunner
@@ -62,7 +62,7 @@ class _Cluster:
             pending -= 1
             publish(self._result(number, future))
 
-        # This is not a separate flow: Prefect sends each task the flow it belongs to, which would hold all the jobs.
+        # This is not a separate flow: Prefect sends each task its flow, which would contain all the jobs.
         with runner:
             for job in jobs:
                 with annotate(**({"resources": self._resources} if self._resources else {})):
@@ -77,7 +77,7 @@ class _Cluster:
     def _result(self, number: int, future: Any) -> MadeShard:
         """Return the result of a finished shard.
 
-        Raises TransientError where the scheduler was lost, AttendError where every worker that tried the shard died.
+        Raises TransientError if the scheduler was lost, AttendError if every worker that tried the shard died.
         """
         from distributed import KilledWorker
 
@@ -94,9 +94,9 @@ class _Cluster:
         return result
 
     def _threads(self) -> int:
-        """Return the number of threads of all workers that can make a shard.
+        """Return the number of threads of all workers that can run a job.
 
-        Raises AttendError where no scheduler answers, or where no worker has the resources that a shard needs.
+        Raises AttendError if no scheduler answers, or no worker has the resources that a job needs.
         """
         try:
             workers = asyncio.run(asyncio.wait_for(self._workers(), _ANSWER_SECONDS))
@@ -113,7 +113,7 @@ class _Cluster:
         return sum(worker["nthreads"] for worker in able)
 
     async def _workers(self) -> list[Any]:
-        """Return what the scheduler knows of each of its workers.
+        """Return the scheduler's information about each of its workers.
 
         The caller limits the time: a program at this address that is not a scheduler may never answer.
         """

@@ -1,4 +1,4 @@
-"""What `attend up` makes at Prefect's server: a work pool, the deployments of prefect.yaml, and automations."""
+"""The objects that `attend up` creates on Prefect's server: a work pool, deployments and automations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ POOL = "attend"
 PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 WORKER = [*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
 _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
-_ROOT = Path(__file__).resolve().parents[2]  # of the packages: the repository, or where they are installed
+_ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages: the repository, or the installation
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
     """The options of `attend up`.
 
-    project: the folder that the flows run in; a prefect.yaml there replaces the package's own. config: the preset or
-    YAML file whose schedules are active; empty: the deployments are made as prefect.yaml has them. notify: `TYPE/NAME`
-    of the Prefect block that is told of failures; empty for none. port, mlflow_port: of Prefect's server and of
-    MLflow's pages. worker_only: start a worker of a server that runs already, and no server.
+    project: the folder in which the flows run; a prefect.yaml there replaces the package's. config: the preset or YAML
+    file whose schedules are active; if empty, the deployments are as in prefect.yaml. notify: `TYPE/NAME` of the
+    Prefect block that is notified of failures; empty for none. port, mlflow_port: of Prefect's server and of MLflow's
+    pages. worker_only: start only a worker, for a server that is already running.
     """
 
     project: str
@@ -42,11 +42,11 @@ class ServiceOptions:
 
 
 def prefect_file(project: Path) -> Path:
-    """Return the prefect.yaml of a folder, or the package's own where the folder has none.
+    """Return the prefect.yaml of a folder, or the package's if the folder has none.
 
-    Raise AttendError where the packages were copied without it.
+    Raises AttendError if the packages were copied without it.
     """
-    folders = (project, _ROOT / "attend_project", _ROOT)  # of the wheel, and of the repository
+    folders = (project, _ROOT / "attend_project", _ROOT)  # in a wheel, and in the repository
     for path in (folder / "prefect.yaml" for folder in folders):
         if path.is_file():
             return path
@@ -56,9 +56,9 @@ def prefect_file(project: Path) -> Path:
 
 
 def check_project(project: Path) -> None:
-    """Refuse a folder from which flows cannot run.
+    """Raise AttendError for a folder from which flows cannot run.
 
-    Prefect imports them with the folder first on Python's path, where other modules of the same names would hide them.
+    Prefect imports flows with the folder first on Python's path, so other modules of the same names would hide them.
     """
     if not project.is_dir():
         raise AttendError(f"--project: {project}: no such folder")
@@ -72,9 +72,9 @@ def check_project(project: Path) -> None:
 
 
 def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
-    """Create Prefect's work pool and automations where they do not exist, and deploy what prefect.yaml has now.
+    """Create Prefect's work pool and automations as needed, and deploy the current prefect.yaml.
 
-    env: the environment variables with the server's address, for the process that does so. Exits where that fails,
+    env: the environment variables with the server's address, for the subprocess that deploys. Exits if that fails,
     after an error on standard error.
     """
     command = [sys.executable, "-m", "flows.operations.deploy", json.dumps(asdict(options))]
@@ -83,7 +83,7 @@ def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
 
 
 def _deploy(options: ServiceOptions) -> None:
-    """Deploy at the server that this process's environment names."""
+    """Deploy on the server in this process's environment."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.events.schemas.automations import AutomationCore
@@ -111,15 +111,15 @@ def _deploy(options: ServiceOptions) -> None:
             existing = client.read_automations_by_name(automation["name"])
             if existing and automation is zombies:
                 continue
-            for old in existing:  # it may be of another block
+            for old in existing:  # it may name another block
                 client.delete_automation(old.id)
             client.create_automation(AutomationCore.model_validate(automation))
 
 
 def _with_config(deployments: Path, config: str) -> str:
-    """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments active.
+    """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments activated.
 
-    The schedule of a deployment with overrides, which are to be edited first, stays as it is.
+    The schedule of a deployment with overrides is not activated, because the overrides have to be edited first.
     """
     content = yaml.safe_load(deployments.read_text(encoding="utf-8"))
     for deployment in content["deployments"]:
@@ -132,7 +132,7 @@ def _with_config(deployments: Path, config: str) -> str:
 
 
 def _block_id(client: Any, name: str, address: str) -> str:
-    """Return the id of the Prefect block `TYPE/NAME`. Exits where there is none."""
+    """Return the id of the Prefect block `TYPE/NAME`. Exits if there is none."""
     from prefect.exceptions import ObjectNotFound
 
     kind, _, block = name.partition("/")
@@ -146,7 +146,7 @@ def _block_id(client: Any, name: str, address: str) -> str:
 
 
 def logs_of(workspace: Path) -> Path:
-    """Return the folder for the logs of all servers of a workspace."""
+    """Return the folder for the logs of a workspace's servers."""
     return workspace / "prefect" / "logs"
 
 

@@ -14,7 +14,7 @@ from tasks.evaluation.score_record import ScoreRecord
 
 @flow(name="evaluate", flow_run_name=run_name)
 def evaluate(preset: ConfigName, overrides: ConfigOverrides = None, model: str | None = None) -> ScoreRecord:
-    """Score a registered model (by default the config's champion) on the held-out pictures as they are now."""
+    """Score a registered model (by default the config's champion) on the current held-out pictures."""
     show_log()
     evaluation = evaluate_registered(load(preset, overrides or []), model)
     prefect_reports.show_registered_scores(evaluation)

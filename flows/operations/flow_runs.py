@@ -1,7 +1,7 @@
 """Flow runs of the worker that `attend up` started: asked to stop, and ended at the server if their process has died.
 
-A run that stays `Running` holds the only place of its deployment, and every later run is cancelled until the server
-gives up waiting for it.
+A run that stays `Running` holds the only slot of its deployment, and every later run is cancelled until the server
+stops waiting for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class FlowRun:
-    """A flow run that has not ended. process: of the flow; None where it has not begun."""
+    """A flow run that has not ended. process: its process id; None if it has not begun."""
 
     id: str
     name: str
@@ -34,12 +34,12 @@ class FlowRun:
     process: int | None
 
     def is_alive(self) -> bool:
-        """Return whether the run's process is there: the number alone may be another program's after a restart."""
+        """Return whether the run's process exists: after a restart, the id may be another program's."""
         return self.process is not None and self.id in environment_of(self.process)
 
 
 def unfinished_runs(api: str) -> list[FlowRun]:
-    """Return the flow runs of the work pool that have begun and not ended. api: the URL of the server's API."""
+    """Return the flow runs of the work pool that have begun but not ended. api: the URL of the server's API."""
     query = {
         "flow_runs": {"state": {"type": {"any_": _UNFINISHED}}},
         "work_pools": {"name": {"any_": [POOL]}},
@@ -51,10 +51,10 @@ def unfinished_runs(api: str) -> list[FlowRun]:
 
 
 def stop_runs(api: str, seconds: float) -> list[str]:
-    """Ask all runs to stop at their next checkpoint, and wait; return a sentence on each that had not ended.
+    """Ask all runs to stop at their next checkpoint, and wait; return a sentence for each run that had not ended.
 
-    A run that does not stop within `seconds` is killed. None has an unfinished state afterwards. The work pool should
-    be paused, or the worker begins other runs meanwhile.
+    A run that does not stop within `seconds` is killed. Afterwards the state of every run is final. The work pool
+    should be paused, or the worker may start other runs in the meantime.
     """
     said: dict[str, str] = {}
     asked: set[str] = set()
@@ -78,7 +78,7 @@ def stop_runs(api: str, seconds: float) -> list[str]:
 
 @contextlib.contextmanager
 def paused_pool(api: str) -> Iterator[None]:
-    """Pause the work pool, unless a person paused it, so that the worker begins no run."""
+    """Pause the work pool for the length of the block, unless a person paused it, so that the worker starts no run."""
     pool = f"{api}/work_pools/{POOL}"
     paused = ask(pool, None)["is_paused"]
     ask(pool, {"is_paused": True}, "PATCH")
@@ -89,7 +89,7 @@ def paused_pool(api: str) -> Iterator[None]:
 
 
 def end(api: str, run: FlowRun, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
-    """Set a run's final state at the server, which frees its place in its deployment, unless it has ended meanwhile."""
+    """Set a run's final state on the server, which frees its slot in its deployment, unless the run has ended."""
     if ask(f"{api}/flow_runs/{run.id}", None)["state_type"] not in _UNFINISHED:
         return
     body = {"state": {"type": state, "name": state.capitalize(), "message": why}, "force": True}
@@ -102,13 +102,13 @@ def _signal(run: FlowRun, number: signal.Signals) -> None:
 
 
 def _process_of(infrastructure: str | None) -> int | None:
-    """Return the process id in what Prefect's process worker calls the infrastructure, `HOST:PID` or `PID`."""
+    """Return the process id in Prefect's infrastructure id of a process worker, `HOST:PID` or `PID`."""
     number = (infrastructure or "").rpartition(":")[2]
     return int(number) if number.isdigit() else None
 
 
 def environment_of(process: int) -> str:
-    """Return the environment of a process, by which it is known whose it is; empty where there is no such process."""
+    """Return the environment of a process, which shows who started it; empty if there is no such process."""
     path = Path(f"/proc/{process}/environ")
     if Path("/proc/self").exists():
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def environment_of(process: int) -> str:
 
 
 def ask(url: str, body: dict[str, Any] | None, method: str | None = None) -> Any:
-    """Ask Prefect's API and return its answer. body: as JSON; None to get what is at the URL."""
+    """Send a request to Prefect's API and return the response. body: as JSON; None for a GET request."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine

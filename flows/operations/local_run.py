@@ -18,15 +18,15 @@ from tasks.mlflow_store.tracking import without_credentials
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.workspace import Workspace
 
-# Bytes. With less free space Prefect's server cannot make its database, and takes two minutes to say so.
+# Bytes. With less free space Prefect's server cannot create its database, and takes two minutes to report that.
 _MIN_FREE = 16 * 2**20
 
 
 def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bool = False) -> None:
     """Bring the wanted stages of a plan up to date.
 
-    config: what `preset` and `overrides` give. quiet: print nothing about the start of Prefect's server. Raises
-    AttendError where a stage does, or where the disk is full.
+    config: the config of `preset` and `overrides`. quiet: print nothing about the start of Prefect's server. Raises
+    AttendError if a stage does, or if the disk is full.
     """
     _start_prefect(config, quiet)
     from prefect import tags
@@ -35,7 +35,7 @@ def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bo
     from flows.operations.run_flow import run_planned
 
     try:
-        with tags("attend"):  # as the deployments have
+        with tags("attend"):  # as on the deployments
             run_planned(config, plan, preset, overrides, plan.stages[-1].name)
     except AttendError:
         raise
@@ -50,7 +50,7 @@ def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bo
 
 
 def check_server(api: str, source: str) -> None:
-    """Raise AttendError where a Prefect server does not answer. api: its URL. source: where that is from."""
+    """Raise AttendError if a Prefect server does not answer. api: its URL. source: where the URL comes from."""
     reason = why_silent(f"{api.rstrip('/')}/health")
     if reason is not None:
         raise AttendError(
@@ -60,9 +60,9 @@ def check_server(api: str, source: str) -> None:
 
 
 def _start_prefect(config: Config, quiet: bool) -> None:
-    """Point Prefect at the server in PREFECT_API_URL, else at the one that is up, else at a new one of this process.
+    """Point Prefect at the server in PREFECT_API_URL, else at a running service, else at a new server of this process.
 
-    An empty PREFECT_API_URL stands for none. Raises AttendError where the server that a person named does not answer.
+    An empty PREFECT_API_URL means none. Raises AttendError if the server that a person named does not answer.
     """
     running = service.running_service(config.workspace)
     if running is not None:
@@ -87,7 +87,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         start = partial(start_for_this_process, logs_of(config.workspace))
         server = start()
         os.environ["PREFECT_API_URL"] = server.api
-        import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
+        import flows.operations.run_flow  # noqa: F401 -- takes seconds, while the server starts
 
         try:
             os.environ["PREFECT_API_URL"] = wait_or_start_again(server, start, config.workspace).api

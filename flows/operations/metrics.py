@@ -1,8 +1,8 @@
-"""Metrics of the pipeline for Prometheus, as files that node_exporter's textfile collector reads.
+"""Metrics of the pipeline for Prometheus, as files for node_exporter's textfile collector.
 
-`metrics/NAME.prom` in the workspace is of the latest run of a name that succeeded, `metrics/NAME.attempt.prom` of the
-latest one, whatever became of it. Both are of runs of the whole pipeline alone: that an hourly extraction succeeds says
-nothing of the nightly run.
+`metrics/NAME.prom` in the workspace describes the latest successful run of a name, `metrics/NAME.attempt.prom` the
+latest run, successful or not. Only runs of the whole pipeline count: the success of an hourly extraction says nothing
+about the nightly run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.grids.store import folder_size
 from tasks.pipeline.plan import Plan
 
 METRICS = "metrics"
-Values = dict[tuple[str, ...], float]  # of a gauge, by the values of its labels
+Values = dict[tuple[str, ...], float]  # values of a gauge, by the values of its labels
 _STORES = ("grids", "artifacts", "mlartifacts", "prefect")
 
 
@@ -27,7 +27,7 @@ _STORES = ("grids", "artifacts", "mlartifacts", "prefect")
 def measured(config: Config, until: str) -> Iterator[list[Plan]]:
     """Write the metrics of a run up to a stage when the block ends.
 
-    It yields a list, to which the plan of a run that has succeeded is to be added: without one, the run has failed.
+    It yields a list, to which the block adds the plan if the run succeeds; if it stays empty, the run has failed.
     """
     succeeded: list[Plan] = []
     try:
@@ -37,7 +37,7 @@ def measured(config: Config, until: str) -> Iterator[list[Plan]]:
         raise
     finally:
         if until == "register":
-            with contextlib.suppress(OSError):  # no workspace yet, none that may be written to, or a full disk
+            with contextlib.suppress(OSError):  # no workspace yet, a read-only workspace, or a full disk
                 (config.workspace / METRICS).mkdir(exist_ok=True)
                 _write_attempt(config, failed=not succeeded)
                 for plan in succeeded:
@@ -53,7 +53,7 @@ def _write_attempt(config: Config, failed: bool) -> None:
 
 
 def _write_success(config: Config, plan: Plan) -> None:
-    """Write what a run that succeeded left: its time, the stages' seconds, pictures, scores and sizes on the disk."""
+    """Write the results of a successful run: its time, the stages' seconds, pictures, scores and sizes on the disk."""
     made, registry = plan.by_kind, CollectorRegistry()
     seconds: Values = {(stage.name,): artifact.ledger.seconds for stage, artifact in plan.artifacts.items()}
     counts = made["ingest"].ledger.counts if "ingest" in made else {}
@@ -75,7 +75,7 @@ def _by(values: Mapping[str, int | float], names: Iterable[str]) -> Values:
 
 
 def _set(registry: CollectorRegistry, config: Config, name: str, about: str, values: Values, *labels: str) -> None:
-    """Add a gauge to a registry, with the label `run` and others. values: by the values of the other labels."""
+    """Add a gauge to a registry, with the label `run` and `labels`. values: by the values of `labels`."""
     gauge = Gauge(name, about, ["run", *labels], registry=registry)
     for own, value in values.items():
         gauge.labels(config.name, *own).set(value)

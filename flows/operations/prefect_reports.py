@@ -33,16 +33,16 @@ _UPDATE_SECONDS = 5.0  # between two updates of a progress bar: each is a call t
 
 
 def show_plan(statuses: list[Status], computes: str | None) -> None:
-    """Show what is stale and why. computes: the line that says what training computes on; None where none will run."""
+    """Show what is stale and why. computes: a line about the device and precision of training; None for no training."""
     rows = [{"stage": item.stage.name, "state": item.state, "why": "; ".join(item.why)} for item in statuses]
     about = "what is stale, and why; stages that are fresh do not run"
     create_table_artifact(rows, key="plan", description=f"{about}; {computes}" if computes else about)
 
 
 def show_progress(what: str) -> Callable[[int, int], None]:
-    """Return a function that shows a progress bar in the UI, to be called with (done, total).
+    """Return a function that shows a progress bar in the UI. Call it with (done, total).
 
-    what: the plural noun of what is counted, for the bar's description and key.
+    what: the plural noun of the counted items, for the bar's description and key.
     """
     artifact_id: Any = None
     last_update = 0.0
@@ -62,9 +62,9 @@ def show_progress(what: str) -> Callable[[int, int], None]:
 
 
 def show_scores(config: Config, artifacts: dict[str, Artifact]) -> None:
-    """Show the scores with their signature, and some captions beside what people wrote.
+    """Show the scores with their signature, and some captions beside their references.
 
-    artifacts: those of the run, by kind of stage.
+    artifacts: of the run, by kind of stage.
     """
     scores = read_scores(artifacts["evaluate"].path)
     lines = [*score_lines(scores), ""]
@@ -77,7 +77,7 @@ def show_scores(config: Config, artifacts: dict[str, Artifact]) -> None:
 
 
 def show_registered_scores(evaluation: RegisteredScores) -> None:
-    """Show the scores that `evaluate_registered` returned."""
+    """Show the scores returned by `evaluate_registered`."""
     description = f"{evaluation.model}, free-running, from photographs"
     create_markdown_artifact(
         "\n".join(score_lines(evaluation.scores)), key="registered-scores", description=description
@@ -85,9 +85,9 @@ def show_registered_scores(evaluation: RegisteredScores) -> None:
 
 
 def show_registration(artifact: Artifact) -> None:
-    """Show the version that was registered, why it has its alias, and where its run in MLflow is.
+    """Show the registered version, the reason for its alias, and the location of its run in MLflow.
 
-    artifact: that of the register stage.
+    artifact: of the stage `register`.
     """
     registration = read_registration(artifact.path)
     page = run_page_url(registration["store"], registration["run_id"])
@@ -103,10 +103,10 @@ def show_registration(artifact: Artifact) -> None:
 
 
 def show_inspection(artifact: Artifact) -> None:
-    """Show what of the data set deserves a look, and, under a key of its own, drift where there is an alarm.
+    """Show the findings about the data set and, under a separate key, drift if it raises an alarm.
 
-    Prefect's automations can act on the second: on the event `prefect.artifact.created` of the name `data-drift`.
-    artifact: that of the register stage.
+    Prefect's automations can act on the alarm: on the event `prefect.artifact.created` with the name `data-drift`.
+    artifact: of the stage `register`.
     """
     record = read_inspection(artifact.path)
     drift = describe_drift(record["drift"])

@@ -23,14 +23,14 @@ from tasks.common.progress import lasting
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
-# In the log of a server that cannot upgrade its database.
+# Messages in the log of a server that cannot upgrade its database.
 _HALF_MADE = ("already exists", "duplicate column", "no such table")
-_LAST_LINES = 5  # how many lines of the log to show where a server dies
+_LAST_LINES = 5  # the number of lines of the log to show if a server dies
 
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that this process started.
+    """A server started by this process.
 
     address: its URL, without `/api`. log: the file of its output, which begins at the byte `log_start`. name: for
     messages.
@@ -48,12 +48,12 @@ class LocalServer:
         return f"{self.address}/api"
 
     def wait(self) -> None:
-        """Wait until the server answers. Raises AttendError, with the last lines of its log, where it dies before."""
+        """Wait until the server answers. Raises AttendError, with the last lines of its log, if it dies before."""
         wait_until_healthy(f"{self.api}/health", self.process, self.log, self.name)
 
 
 def start_for_this_process(logs: Path) -> LocalServer:
-    """Start a server without web pages that stops with this process, however this process ends.
+    """Start a server without web pages that stops with this process, even if this process is killed.
 
     logs: the folder for its log. The server takes seconds to answer: call `wait` before using it.
     """
@@ -74,12 +74,12 @@ def start_for_this_process(logs: Path) -> LocalServer:
             start_new_session=True,  # Ctrl-C reaches this process only, which then reports the run's end to the server
             env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PYTHONPATH": python_path},
         )
-    atexit.register(_stop, server, log_file)  # not before exit: Prefect sends its last logs then
+    atexit.register(_stop, server, log_file)  # only at exit, because Prefect sends its last logs then
     return LocalServer(address, server, log_file)
 
 
 def _stop(server: subprocess.Popen[bytes], log_file: Path) -> None:
-    """End the server, and remove its log unless it had died before."""
+    """End the server, and remove its log unless it had died."""
     died = server.poll() is not None
     server.terminate()
     try:
@@ -87,15 +87,15 @@ def _stop(server: subprocess.Popen[bytes], log_file: Path) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-    if not died:  # the log of a server that died says why
+    if not died:  # the log of a server that died shows the reason
         log_file.unlink(missing_ok=True)
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path, name: str) -> None:
     """Wait until `url` answers, and print a progress line every LINE_SECONDS.
 
-    name: the server's, for messages. Raises AttendError, with the last lines of the log, where the server's process
-    ends before.
+    name: the server's, for messages. Raises AttendError, with the last lines of the log, if the server's process ends
+    before.
     """
     started = reported = time.monotonic()
     opener = urllib.request.build_opener(
@@ -106,7 +106,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
             opener.open(url, timeout=5).close()
             return
         except (OSError, http.client.HTTPException):
-            pass  # it is not ready yet
+            pass  # not ready yet
         if time.monotonic() - reported > LINE_SECONDS:
             reported = time.monotonic()
             log.info(f"waiting for {name} to answer: {lasting(reported - started)} so far; its log is {log_file}")
@@ -117,9 +117,9 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
 
 
 def wait_or_start_again(server: LocalServer, start: Callable[[], LocalServer], workspace: Path) -> LocalServer:
-    """Return the server once it answers, or another one where a killed run had left a database half made.
+    """Return the server when it answers, or a new one if the first died of a half-created database.
 
-    start: starts that other one. Raises AttendError where it dies for another reason.
+    start: starts the new one. Raises AttendError if the server dies for another reason.
     """
     try:
         server.wait()
@@ -134,10 +134,10 @@ def wait_or_start_again(server: LocalServer, start: Callable[[], LocalServer], w
 
 
 def set_aside_half_made_database(workspace: Path, log_text: str) -> bool:
-    """Set Prefect's database aside where a server died because it was cut off while it was made; return whether.
+    """Set Prefect's database aside if a server died because its creation had been interrupted; return whether it did.
 
-    Prefect makes it in many transactions, and cannot go on where it was killed between them. Only the database in the
-    workspace is touched, not one of the user's own PREFECT_HOME. log_text: what the server that died wrote.
+    Prefect creates it in many transactions, and cannot continue if it was killed between them. Only the database in the
+    workspace is touched, not one in the user's own PREFECT_HOME. log_text: the output of the server that died.
     """
     home = workspace / "prefect"
     is_half_made = "alembic" in log_text and any(words in log_text for words in _HALF_MADE)
@@ -160,7 +160,7 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop the server when its standard input ends, as it does when the process that started it ends."""
+    """Stop the server when its standard input ends, which happens when the process that started it ends."""
     while os.read(0, 4096):  # not sys.stdin: a thread must not hold its lock when Python exits
         pass
     os.kill(os.getpid(), signal.SIGTERM)

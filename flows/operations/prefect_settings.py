@@ -1,4 +1,4 @@
-"""Prefect's settings, to be set before it is imported. Variables that the environment already sets are left alone."""
+"""Prefect's settings, to be set before it is imported. Existing environment variables are not changed."""
 
 import os
 import tomllib
@@ -15,21 +15,21 @@ _SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     # Leases in memory are lost when the server ends; the next server then marks healthy runs as crashed.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    # As `attend workspace prune` keeps versions: what is older than 30 days goes. By default runs are kept for ever.
+    # Delete what is older than 30 days, as `attend workspace prune` does. By default runs are kept for ever.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 86_400),
     "PREFECT_CLI_PROMPT": "false",
-    # A flow run's log has the lines of this program's logger; those of threads outside of the run stay on the terminal.
+    # A flow run's log has the lines of this program's logger; those of threads outside the run stay on the terminal.
     _LOGGERS: "attend",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
-# The stages print their progress on the terminal themselves; Prefect's log goes to its API only.
+# The stages print their progress on the terminal, so Prefect's log goes only to its API.
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 
 
 def environment(workspace: Path) -> dict[str, str]:
     """Return this process's environment with the settings for a server and its worker, with files in the workspace."""
-    # A workspace has a PREFECT_HOME of its own, where Prefect itself would not find the user's profile.
+    # A workspace has its own PREFECT_HOME, where Prefect itself would not find the user's profile.
     _, _, profile = _active_profile()
     names = ("PREFECT_API_URL", "PREFECT_API_KEY")
     server: dict[str, str] = {name: str(profile[name]) for name in names if name in profile}

@@ -1,6 +1,6 @@
 """The Prefect flow that brings a captioner up to date, with a task for each stage of flows/pipeline.py.
 
-Prefect starts the stages in order and shows them; only the ledgers decide what runs (see tasks/pipeline/plan.py). A
+Prefect runs the stages in order and shows them; only the ledgers decide what runs (see tasks/pipeline/plan.py). A
 fresh stage completes as `Cached`, with the reason.
 """
 
@@ -45,14 +45,14 @@ _STOPPED = "stopped by a person: run again to continue"
 
 
 def _may_pass(_task: Any, run: Any, state: Any) -> bool:
-    """Return whether a failure may pass: one of a file system or server that may recover within a minute.
+    """Return whether a retry may help: a file system or server may recover within a minute.
 
-    A user's mistake, a full disk and a failure of one of several processes do not pass.
+    It does not help for a user's mistake, a full disk, or one of several processes.
     """
     error = state.data
     if not isinstance(error, BaseException) or not may_pass(error) or is_disk_full(error):
         return False
-    if distributed.size() > 1:  # the other processes are still in the middle of the stage
+    if distributed.size() > 1:  # the other processes are still in the stage
         return False
     log.warning(f"{run.name}: {error}: trying again in a moment")
     return True
@@ -67,11 +67,11 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
     retry_condition_fn=_may_pass,
 )
 def run_task(config: Config, plan: Plan, name: str) -> State[Any]:
-    """Bring one stage of a config up to date. The state is named `Cached` where the stage was fresh."""
+    """Bring one stage of a config up to date. The state is named `Cached` if the stage was fresh."""
     try:
         with _hooks(config, plan, name) as hooks:
             status = run_stage(plan, name, hooks)
-    except KeyboardInterrupt:  # which Prefect takes for a crash
+    except KeyboardInterrupt:  # Prefect would treat it as a crash
         return Cancelled(message=_STOPPED)
     if status.fresh:
         return Completed(name="Cached", message=f"fresh: {'; '.join(status.why)}")
@@ -82,7 +82,7 @@ def run_task(config: Config, plan: Plan, name: str) -> State[Any]:
 def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: LastStage = "register") -> Any:
     """Bring all stages up to and including `until` up to date, in order.
 
-    The state is named `Cached` where all were fresh, and is `Cancelled` where a person stopped the run with Ctrl-C.
+    The state is named `Cached` if all were fresh, and is `Cancelled` if a person stopped the run with Ctrl-C.
     """
     config = load(preset, overrides or [])
     show_log()
@@ -94,7 +94,7 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
 
 
 def run_planned(config: Config, plan: Plan, preset: str, overrides: list[str], until: str) -> None:
-    """Run the flow with a config and a plan that the caller has made of these parameters."""
+    """Run the flow with a config and a plan that the caller has created from these parameters."""
 
     @flow(name="attend", flow_run_name=run_name)
     def run_pipeline(preset: ConfigName, overrides: ConfigOverrides, until: LastStage) -> Any:  # noqa: ARG001 -- shown
@@ -116,7 +116,7 @@ def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
         states[stage] = stage_task(config, plan, stage.name, wait_for=upstream, return_state=True)
         if states[stage].is_cancelled():
             return Cancelled(message=_STOPPED)
-        states[stage].result()  # raises what the stage raised
+        states[stage].result()  # raises the stage's error
     results = plan.by_kind
     if plan.stages[-1].kind == "evaluate":
         log_evaluation(config, plan)
@@ -129,8 +129,8 @@ def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
         prefect_reports.show_registration(results["register"])
         prefect_reports.show_inspection(results["register"])
     if tracking.is_embedded() and plan.ran:
-        with contextlib.suppress(Exception):  # the run is done, whatever MLflow answers
-            # The answers are kept, so that `attend caption` and `attend page` need not load MLflow.
+        with contextlib.suppress(Exception):  # the run has succeeded, even if MLflow fails here
+            # The answers are cached, so that `attend caption` and `attend page` need not load MLflow.
             find(None, config.workspace)
             aliases_of(config.workspace, config.registry.model)
     saved = savings_message(before, results)
@@ -141,7 +141,7 @@ def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
 
 @contextlib.contextmanager
 def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Any]:
-    """Yield the hooks of a stage: they report to Prefect's UI and, from training, to the model's run in MLflow."""
+    """Yield the hooks of a stage: they report to Prefect's UI and, for training, to the model's run in MLflow."""
     status = plan.status(name)
     stage = status.stage
     if isinstance(stage, Extract) and not status.fresh:

@@ -1,4 +1,4 @@
-"""The parameters that Prefect's form for a new run asks for, and the name that the run then has."""
+"""The parameters in Prefect's form for a new run, and the name of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from prefect import runtime
 from pydantic import Field
 
-# The kinds of stages, in their order; a config has those of its sections.
+# The kinds of stages, in order; a config has those of its sections.
 STAGES = (
     "ingest",
     "extract",
@@ -29,5 +29,5 @@ LastStage = Annotated[str, Field(description="the last stage to run", json_schem
 
 
 def run_name() -> str:
-    """Return the name of the current flow run: that of its preset or file."""
+    """Return the name of the current flow run: the name of its preset or file."""
     return Path(str(runtime.flow_run.parameters.get("preset", "attend"))).stem

@@ -1,8 +1,8 @@
-"""`attend up`: start what scheduled runs need on one machine, and `attend down`: stop it.
+"""`attend up`: start everything that scheduled runs need on one machine, and `attend down`: stop it.
 
-That is Prefect's server, work pool, deployments and worker, and MLflow's UI. One process, the supervisor, starts the
-others, restarts one that dies, and stops all of them on a signal. It holds a lock, and while it does, `service.json`
-holds their addresses and process groups.
+These are Prefect's server, work pool, deployments and worker, and MLflow's UI. One process, the supervisor, starts the
+others, restarts any that dies, and stops all of them on a signal. It holds a lock; meanwhile `service.json` contains
+their addresses and process groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tasks.mlflow_store.mlflow_pages import ui_command, ui_environment
 from tasks.mlflow_store.tracking import MLFLOW_UI, connect, tracking_uri
 from tasks.pipeline.workspace import Workspace
 
-_STOP_SECONDS, _CHILD_STOP_SECONDS = 60.0, 20.0  # for everything, and for each program
+_STOP_SECONDS, _CHILD_STOP_SECONDS = 60.0, 20.0  # for all programs, and for each program
 _RUN_STOP_SECONDS = 60.0  # for flow runs to reach a checkpoint
 _CHECK_SECONDS = 3.0
 _MAX_LOG = 10 * 2**20  # bytes
@@ -44,9 +44,9 @@ _MAX_LOG = 10 * 2**20  # bytes
 
 @dataclass(frozen=True)
 class Service:
-    """The addresses and processes of what `attend up` started.
+    """The addresses and processes started by `attend up`.
 
-    process: the supervisor's process id. prefect, mlflow: URLs; mlflow is None where MLflow has a server elsewhere.
+    process: the supervisor's process id. prefect, mlflow: URLs; mlflow is None if MLflow's server is elsewhere.
     groups: the process groups of the other processes.
     """
 
@@ -62,7 +62,7 @@ class Service:
 
 
 def running_service(workspace: Path) -> Service | None:
-    """Return the service that `attend up` started for this workspace; None where none is running."""
+    """Return the service started by `attend up` for this workspace; None if none is running."""
     with contextlib.suppress(FileNotFoundError):
         if is_locked(workspace):
             return Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8")))
@@ -72,7 +72,7 @@ def running_service(workspace: Path) -> Service | None:
 def up(options: ServiceOptions) -> Service:
     """Start the service in the background and wait until it answers.
 
-    Raises AttendError, with everything stopped again, where it cannot start.
+    Raises AttendError, after stopping everything, if it cannot start.
     """
     project, workspace = Path(options.project), Path(options.workspace)
     if is_locked(workspace):
@@ -102,7 +102,7 @@ def up(options: ServiceOptions) -> Service:
                 reported = time.monotonic()
                 log.info(f"still starting: {lasting(reported - started)} so far")
             time.sleep(0.5)
-    except BaseException:  # terminated, the supervisor stops what it has started
+    except BaseException:  # the supervisor then stops the programs that it has started
         supervisor.terminate()
         supervisor.wait()
         raise
@@ -125,9 +125,9 @@ def _stop_on_signals() -> None:
 
 
 def up_until_stopped(options: ServiceOptions, started: Callable[[Service], None]) -> list[str]:
-    """Start the service, wait for SIGTERM or SIGINT, and stop it as `down` does, whose sentences are returned.
+    """Start the service, wait for SIGTERM or SIGINT, and stop it like `down`, whose sentences are returned.
 
-    started: called when it answers. Raises AttendError where it cannot start, or ends before.
+    started: called when the service answers. Raises AttendError if it cannot start, or ends without a signal.
     """
     workspace = Path(options.workspace)
     _stop_on_signals()
@@ -141,10 +141,10 @@ def up_until_stopped(options: ServiceOptions, started: Callable[[Service], None]
 
 
 def down(workspace: Path) -> list[str]:
-    """Stop what `attend up` started, and return a sentence on each flow run that was in progress.
+    """Stop the service started by `attend up`, and return a sentence for each flow run that was in progress.
 
     A run stops at its next checkpoint; one that takes too long is killed. The next run continues it. Raises AttendError
-    where nothing is running, or where the supervisor does not end.
+    if nothing is running, or if the supervisor does not end.
     """
     service = running_service(workspace)
     if service is None:
@@ -162,7 +162,7 @@ def down(workspace: Path) -> list[str]:
 
 
 def supervise(options: ServiceOptions) -> None:
-    """Start everything, restart what dies, and stop everything on SIGTERM or SIGINT. Runs until then."""
+    """Start all programs, restart any that dies, and stop them on SIGTERM or SIGINT. Returns only then."""
     project, workspace, port = Path(options.project), Path(options.workspace), options.port
     _stop_on_signals()
     url = f"http://127.0.0.1:{port}"
@@ -182,7 +182,7 @@ def supervise(options: ServiceOptions) -> None:
         children[name] = _start(name, *programs[name], workspace, project)
 
     def start_server() -> LocalServer:
-        log_file = logs_of(workspace) / "server.log"  # it is appended to
+        log_file = logs_of(workspace) / "server.log"  # the server appends to it
         log_start = log_file.stat().st_size if log_file.exists() else 0
         start("server")
         return LocalServer(url, children["server"], log_file, log_start, "Prefect")
@@ -191,7 +191,7 @@ def supervise(options: ServiceOptions) -> None:
         try:
             server = start_server()
             if mlflow is not None:  # they start at the same time
-                connect(workspace)  # makes the database whole: MLflow's server would make it in place
+                connect(workspace)  # creates the database atomically, which MLflow's server would not
                 command = ui_command(workspace, options.mlflow_port)
                 programs["mlflow"] = (command, {**ui_environment(), "ATTEND_WORKSPACE": str(workspace)})
                 start("mlflow")
@@ -241,7 +241,7 @@ def _start(
 
 
 def _rotate_logs(folder: Path) -> None:
-    """Move what a log of over 10 MiB says into a second file. The programs go on appending to the first."""
+    """Move the content of a log of over 10 MiB to a second file. The programs keep appending to the first."""
     for path in (folder / f"{name}.log" for name in ("service", "server", "worker", "mlflow")):
         with contextlib.suppress(OSError):
             if path.stat().st_size > _MAX_LOG:
@@ -251,7 +251,7 @@ def _rotate_logs(folder: Path) -> None:
 
 
 def _clean_up_after(name: str, child: subprocess.Popen[bytes], api: str) -> None:
-    """Kill what a program that died has left of its process group, and end the runs that died with the worker."""
+    """Kill the remaining processes of a dead program's group, and end the runs that died with the worker."""
     print(f"{name} ended with exit code {child.returncode}: restarting it", flush=True)
     _kill_group(child.pid)
     if name == "worker":
@@ -259,7 +259,7 @@ def _clean_up_after(name: str, child: subprocess.Popen[bytes], api: str) -> None
 
 
 def _stop(children: dict[str, subprocess.Popen[bytes]], api: str, workspace: Path) -> None:
-    """Stop the flow runs and then the worker, while the server still records their end; then the others."""
+    """Stop the flow runs and then the worker, while the server can still record their end; then the others."""
     stopped: list[str] = []
     try:
         if "worker" in children:
@@ -274,7 +274,7 @@ def _stop(children: dict[str, subprocess.Popen[bytes]], api: str, workspace: Pat
 
 
 def _stop_child(children: dict[str, subprocess.Popen[bytes]], name: str) -> None:
-    """Terminate a child process, wait, and kill what is left of its process group."""
+    """Terminate a child process, wait, and kill the rest of its process group."""
     child = children.pop(name, None)
     if child is None or child.poll() is not None:
         return
@@ -285,29 +285,29 @@ def _stop_child(children: dict[str, subprocess.Popen[bytes]], name: str) -> None
 
 
 def _end_dead_runs(api: str, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
-    """End the flow runs whose process is gone, so that they do not hold the place of the next run."""
+    """End the flow runs whose process is dead, so that they do not hold the slot of the next run."""
     try:
         for run in unfinished_runs(api):
             if not run.is_alive():
                 end(api, run, state, f"{why}; the next run continues where it stopped")
                 print(f"{run.name}: {state.lower()}: {why}", flush=True)
-    except OSError as error:  # then the automation attend-zombies ends them
+    except OSError as error:  # the automation attend-zombies will end them
         print(f"runs whose process is gone could not be ended: {error}", flush=True)
 
 
 def _kill_group(group: int) -> None:
-    """Kill what is left of a process group, because a server's child processes outlive it."""
+    """Kill the rest of a process group, because a server's child processes outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def _kill_orphans(workspace: Path, ports: tuple[int, int]) -> None:
-    """Kill the servers and the worker that a killed supervisor of this workspace left, and wait for their ports."""
+    """Kill the servers and the worker left by a killed supervisor of this workspace, and wait for their ports."""
     try:
         groups = Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8"))).groups
     except (OSError, ValueError, TypeError):
         return
-    # The numbers may be other programs' by now: theirs know this workspace.
+    # The ids may be other programs' by now; the environment of the orphans names this workspace.
     orphans = [group for group in groups if f"ATTEND_WORKSPACE={workspace}\0" in environment_of(group)]
     if not orphans:
         return
@@ -325,12 +325,12 @@ def is_locked(workspace: Path) -> bool:
 
 
 def _stopped_file(workspace: Path) -> Path:
-    """Return the file with a sentence on each flow run that `attend down` stopped."""
+    """Return the file with a sentence for each flow run that `attend down` stopped."""
     return workspace / "prefect" / "stopped.txt"
 
 
 def _service_file(workspace: Path) -> Path:
-    """Return the file of the running Service, as JSON."""
+    """Return the file that contains the running Service, as JSON."""
     return workspace / "prefect" / "service.json"
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from flows.operations.deploy import ServiceOptions
 
-# `attend down` waits 60 s for a run to reach a checkpoint, and as long for the servers.
+# `attend down` waits 60 s for runs to reach a checkpoint, and then up to 60 s for the servers.
 _UNIT = """\
 # Written by `attend up --systemd`. Variables such as MLFLOW_TRACKING_URI are read from the file {environment}.
 [Unit]
@@ -34,7 +34,7 @@ ENVIRONMENT = "attend.env"  # the file of variables, in the workspace
 
 
 def unit(options: ServiceOptions, manager: Literal["user", "system"]) -> str:
-    """Return the unit for a user's service manager, or for the system's, where the service runs as this user."""
+    """Return the unit for a user's service manager, or for the system's, which runs the service as this user."""
     own = Path(sys.executable).with_name("attend")
     command = [str(own), "up", *([options.config] if options.config else [])]
     command += ["--worker-only" if options.worker_only else "--foreground"]
@@ -53,11 +53,11 @@ def unit(options: ServiceOptions, manager: Literal["user", "system"]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text in which systemd sees no specifier."""
+    """Return a text with systemd's specifiers escaped."""
     return text.replace("%", "%%")
 
 
 def _quoted(argument: str) -> str:
-    """Return an argument of a command line as systemd reads it (systemd.service, "Command lines")."""
+    """Return a command-line argument in systemd's quoting (systemd.service, "Command lines")."""
     text = _escaped(argument).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return text if text and not set(text) & set(" \t'\";") else f'"{text}"'

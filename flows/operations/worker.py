@@ -1,4 +1,4 @@
-"""`attend up --worker-only`: a worker of a Prefect server that runs elsewhere."""
+"""`attend up --worker-only`: a worker for a Prefect server that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _API = "PREFECT_API_URL"
 
 
 def become_worker(options: ServiceOptions) -> NoReturn:
-    """Deploy at the server that PREFECT_API_URL or Prefect's profile names, and become Prefect's own worker.
+    """Deploy on the server in PREFECT_API_URL or in Prefect's profile, and become Prefect's own worker.
 
-    Several machines may each have one; the deployments are the same. Raises AttendError where there is no such server.
+    Several machines may each run one; the deployments are the same. Raises AttendError without a server that answers.
     """
     workspace, project = Path(options.workspace), Path(options.project)
     env = environment(workspace) | {"ATTEND_WORKSPACE": str(workspace)}
