@@ -1,1 +1,1 @@
-"""`attend serve`: a registered captioner over HTTP, with a web page to try it."""
+"""`attend serve`: a captioner over HTTP, with a web page to try it."""

@@ -55,7 +55,7 @@ _INVOCATION = {
 
 
 class Metrics:
-    """The metrics that Prometheus reads."""
+    """The metrics for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -80,10 +80,10 @@ class Server:
         hosts: set[str] | None,
         leaving: threading.Event | None = None,
     ) -> None:
-        """max_batch: the most pictures in a batch. hosts: the `Host` headers that are answered; None for any.
+        """max_batch: the maximum number of pictures in a batch. hosts: the accepted `Host` headers; None for any.
 
-        leaving: set when the server is to stop soon: it then asks its clients to connect anew, which brings them to
-        another.
+        leaving: set when the server is about to stop: it then asks its clients to reconnect, which brings them to
+        another server.
         """
         self._served, self._limits, self._hosts = served, limits, hosts
         self._leaving = leaving or threading.Event()
@@ -119,14 +119,14 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Watch for a new champion while the application runs, and finish the pictures that wait when it stops."""
+        """Watch for a new champion while the application runs; when it stops, finish the waiting pictures."""
         self._served.watch()
         yield
         self._served.stop()
         await asyncio.to_thread(self._batcher.close)
 
     def _answered(self, request: Request, response: Response, seconds: float) -> None:
-        """Count a request in the metrics; where this server is to stop soon, ask its client to connect anew."""
+        """Count a request in the metrics; if this server is about to stop, ask its client to reconnect."""
         if self._leaving.is_set():
             response.headers["Connection"] = "close"
         route = getattr(request.scope.get("endpoint"), "__name__", "none")
@@ -193,8 +193,8 @@ class Server:
     ) -> list[CaptionRow]:
         """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
 
-        parse_body: returns the pictures and parameters of a body. Raises RefusedError for a request that is not
-        served; a picture that cannot be captioned has a row that says why.
+        parse_body: returns the pictures and parameters of a body. Raises RefusedError for a request that is refused; a
+        picture that cannot be captioned has a row with the reason.
         """
         limits = self._limits
         check_length(request, limits)
@@ -219,15 +219,15 @@ class Server:
 
 
 def _answers(model: type[BaseModel], *other: int) -> dict[str, Any]:
-    """Return the arguments of a route that answers JSON of this model, for other statuses too.
+    """Return the arguments of a route whose responses, also for the `other` statuses, are JSON of this model.
 
-    The handlers return responses, so that rows are not validated once more.
+    The handlers return responses, so that rows are not validated again.
     """
     return {"responses": {**ERRORS, **{status: {"model": model} for status in (200, *other)}}}
 
 
 def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:
-    """Return for each picture why it is not decoded, or None. Raises RefusedError where all together are too large."""
+    """Return why each picture is refused, None if it is not. Raises RefusedError if they are too large together."""
     refusals: list[str | None] = []
     pixels = 0
     for picture in pictures:

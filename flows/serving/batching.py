@@ -1,6 +1,6 @@
 """Micro-batching: pictures that arrive while the model is busy are captioned together.
 
-No picture waits for a batch to fill: when the model is free, it takes those that wait.
+No picture waits for a batch to fill: when the model is free, it takes the waiting pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 30.0  # how long to wait for the last pictures
 
 
 class _Waiting(NamedTuple):
-    """A picture that waits, with its parameters and the future of its row."""
+    """A waiting picture, with its parameters and the future of its row."""
 
     picture: bytes
     params: Params
@@ -32,8 +32,8 @@ class _Waiting(NamedTuple):
 class Batcher:
     """A queue of pictures, and one thread that captions those with the same parameters together.
 
-    predict: returns a row for each picture; raises RefusedError for wrong parameters. max_batch: the most pictures in
-    a batch. max_waiting: the most pictures that may wait. on_batch: called with the size of each batch.
+    predict: returns a row for each picture; raises RefusedError for wrong parameters. max_batch: the maximum number of
+    pictures in a batch. max_waiting: the maximum number of waiting pictures. on_batch: called with each batch's size.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Batcher:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Return the number of pictures that wait."""
+        """Return the number of waiting pictures."""
         return len(self._queue)
 
     @property
@@ -56,9 +56,9 @@ class Batcher:
         return self._thread.is_alive()
 
     async def caption(self, pictures: Sequence[bytes], params: Params) -> list[CaptionRow]:
-        """Return a row for each picture. When this is cancelled, pictures whose batch has not begun are dropped.
+        """Return a row for each picture. On cancellation, pictures whose batch has not begun are dropped.
 
-        Raises RefusedError where too many pictures wait, or for parameters that `predict` refuses.
+        Raises RefusedError if too many pictures wait, or for parameters that `predict` refuses.
         """
         items = [_Waiting(picture, params, Future()) for picture in pictures]
         with self._changed:
@@ -73,11 +73,11 @@ class Batcher:
                 item.answer.cancel()
 
     def close(self) -> None:
-        """Caption the pictures that still wait, and end the thread."""
+        """Caption the remaining pictures, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(_CLOSE_SECONDS)  # after that the process ends all the same: the thread is a daemon
+        self._thread.join(_CLOSE_SECONDS)  # after that the process ends anyway: the thread is a daemon
 
     def _work(self) -> None:
         """Caption batches until the batcher is closed and no picture waits."""
@@ -86,7 +86,7 @@ class Batcher:
             self._caption_batch(batch)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Wait for pictures, and return the first with others that have the same parameters; empty when closed."""
+        """Wait for pictures, and return the first and others with the same parameters; empty when closed."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._queue or self._closed)
@@ -114,7 +114,7 @@ class Batcher:
             for item in batch:
                 item.answer.set_exception(error)
         except Exception:
-            if len(batch) > 1:  # one picture may be the cause: caption each alone, so that the others get their rows
+            if len(batch) > 1:  # one picture may be the cause: caption each separately, so that the others get rows
                 for item in batch:
                     self._caption_batch([item])
                 return

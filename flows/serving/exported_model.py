@@ -1,4 +1,4 @@
-"""The model that is served from an exported folder: without torch, MLflow or a registry."""
+"""A model served from an exported folder: without torch, MLflow or a registry."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tasks.common.errors import AttendError
 
 
 class ExportedModel(Served):
-    """The captioner in a folder that `attend export` wrote."""
+    """The captioner in a folder written by `attend export`."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        """seconds: between two checks whether the folder holds another captioner."""
+        """seconds: the interval between checks whether the folder holds another captioner."""
         self._folder = folder
         super().__init__(seconds)
 

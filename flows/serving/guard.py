@@ -1,4 +1,4 @@
-"""What every server of this project does with a request: check its host, read its body, hide failures, add headers."""
+"""Protection shared by all servers of this project: check the host, limit the body, hide failures, add headers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ONLY_LOCALHOST = (
 
 
 def protect(app: FastAPI, hosts: set[str] | None, log: logging.Logger, answered: Answered | None = None) -> None:
-    """Have an application answer these hosts alone, hide the details of failures, add headers, and refuse in one form.
+    """Make an application answer only these hosts, hide details of failures, add headers, and format refusals.
 
-    hosts: the `Host` headers that are answered; None for any. log: of failures. answered: called with each request, its
+    hosts: the accepted `Host` headers; None for any. log: for failures. answered: called with each request, its
     response and the seconds that it took.
     """
 
@@ -65,7 +65,7 @@ def protect(app: FastAPI, hosts: set[str] | None, log: logging.Logger, answered:
 
 
 def check_origin(request: Request) -> None:
-    """Raise RefusedError where a page of another site sends a request, which a browser lets it do."""
+    """Raise RefusedError for a request from a page of another site, which browsers allow."""
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     if foreign or (origin is not None and origin.partition("://")[2] != request.headers.get("host")):
@@ -73,14 +73,14 @@ def check_origin(request: Request) -> None:
 
 
 def check_length(request: Request, limits: Limits) -> None:
-    """Raise RefusedError where the header announces a body that is too large, before the body is read."""
-    length = int(request.headers.get("content-length", 0))  # a number: h11 has refused others
+    """Raise RefusedError if the header announces too large a body, before the body is read."""
+    length = int(request.headers.get("content-length", 0))  # always a number: h11 refuses anything else
     if length > limits.body:
         raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
 
 
 async def read_body(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
-    """Read the body. take: of `Room.held`. Raises RefusedError where it is too large, too slow, or not finished."""
+    """Read the body. take: see `Room.held`. Raises RefusedError if it is too large, too slow, or incomplete."""
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
@@ -97,7 +97,7 @@ async def read_body(request: Request, limits: Limits, take: Callable[[int], None
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    """Return the response to a request that was refused."""
+    """Return the response to a refused request."""
     return _refusal(error)
 
 
@@ -109,18 +109,18 @@ async def _invalid(_: Request, error: Any) -> Response:
 async def _unknown(request: Request, error: Any) -> Response:
     """Return the response to an unknown path or method."""
     response = _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
-    response.headers.update(error.headers or {})  # such as the methods that are allowed
+    response.headers.update(error.headers or {})  # such as the allowed methods
     return response
 
 
 def _host(request: Request) -> str:
-    """Return the host that the request names, in lower case and without a port."""
+    """Return the host named in the request, in lower case and without a port."""
     host = request.headers.get("host", "")
     return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
 
 
 def _refusal(error: RefusedError) -> Response:
-    """Return the response that says why a request is refused."""
+    """Return the response with the reason for a refusal."""
     # These close the connection, so that the server does not wait for the rest of the body.
     headers = {"Connection": "close"} if error.status in (408, 413, 503) else {}
     if error.status == 503:

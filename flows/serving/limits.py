@@ -14,15 +14,15 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _HEAD_SECONDS, _WRITE_SECONDS = 10.0, 30.0
-_MAX_IDLE = 256  # connections that send nothing
+_MAX_IDLE = 256  # number of connections that send nothing
 
 
 @dataclass(frozen=True)
 class Limits:
     """The largest sizes and times that the server accepts.
 
-    body: bytes of one body. pictures, pixels: of one request. waiting: pictures that wait for the model. bodies: bytes
-    of all bodies together. read_seconds: until a body has arrived. answer_seconds: until its pictures have captions.
+    body: bytes of one body. pictures, pixels: in one request. waiting: pictures waiting for the model. bodies: bytes of
+    all bodies together. read_seconds: until a body has arrived. answer_seconds: until its pictures have captions.
     """
 
     body: int = 32 * 2**20
@@ -35,7 +35,7 @@ class Limits:
 
 
 class RefusedError(Exception):
-    """A request that is not served. status: the HTTP status. why: the reason, in one line for the client."""
+    """A refused request. status: the HTTP status. why: the reason, in one line for the client."""
 
     def __init__(self, status: int, why: str) -> None:
         self.status, self.why = status, " ".join(why.split())  # it may quote a name from the request
@@ -43,16 +43,16 @@ class RefusedError(Exception):
 
 
 class Room:
-    """A budget of `size` bytes for the request bodies that are in memory at the same time."""
+    """A budget of `size` bytes for all request bodies in memory."""
 
     def __init__(self, size: int) -> None:
         self.left = size
 
     @contextmanager
     def held(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that takes bytes for one request, and give them back to the budget when the block ends.
+        """Yield a function that takes bytes for one request; they are returned to the budget when the block ends.
 
-        The function raises RefusedError where too few bytes are left.
+        The function raises RefusedError if too few bytes are left.
         """
         taken = 0
 
@@ -73,11 +73,11 @@ class PatientProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with time limits for slow clients.
 
     A client has ten seconds to send the head of a request, or the rest of a request that was answered already, and
-    thirty seconds to read what is sent to it. Otherwise its connection is closed. Of more than `_MAX_IDLE` connections
-    that send nothing, the oldest is closed: they take no place from those that do.
+    thirty seconds to read the response. Otherwise its connection is closed. If more than `_MAX_IDLE` connections send
+    nothing, the oldest is closed, so that they do not block active ones.
     """
 
-    _idle: ClassVar[dict[PatientProtocol, None]] = {}  # connections that wait for a head, the oldest first
+    _idle: ClassVar[dict[PatientProtocol, None]] = {}  # connections that wait for a head, oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -85,7 +85,7 @@ class PatientProtocol(H11Protocol):
         self._await_head()
 
     def _await_head(self) -> None:
-        """Start to wait for the head of a request; close the connection that has waited longest for one."""
+        """Start to wait for the head of a request; if too many connections wait, close the one that waited longest."""
         self._head_timer.start(_HEAD_SECONDS)
         self._idle.setdefault(self)
         if len(self._idle) > _MAX_IDLE:
@@ -122,14 +122,14 @@ class PatientProtocol(H11Protocol):
 
 
 class _Timer:
-    """A timer that runs `action` once, after the time given where it was first started."""
+    """A timer that runs `action` once; starting it again while it runs has no effect."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
         self._loop, self._action = loop, action
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> None:
-        """Start the timer; does nothing where it runs already."""
+        """Start the timer; do nothing if it is running."""
         if self._handle is None:
             self._handle = self._loop.call_later(seconds, self._action)
 
@@ -143,8 +143,8 @@ class _Timer:
 def allowed_hosts(host: str) -> set[str] | None:
     """Return the `Host` headers that a server on this address answers; None for any.
 
-    A server on a loopback address must not be reached by a page of another site, under a name of that site that points
-    to this machine (DNS rebinding).
+    A server on a loopback address must refuse pages of other sites that use a host name pointing to this machine (DNS
+    rebinding).
     """
     addresses = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
     if not all(ipaddress.ip_address(address).is_loopback for address in addresses):

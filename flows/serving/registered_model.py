@@ -1,4 +1,4 @@
-"""The model that is served from MLflow's registry: the version that an address names."""
+"""A model served from MLflow's registry: the version that an address names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.mlflow_store.versions import address_of, check_address, default_champ
 
 
 class RegisteredModel(Served):
-    """The version that an address names now."""
+    """The version that an address currently names."""
 
     def __init__(self, model: str | None, workspace: Path, seconds: float, runtime: Runtime | None = None) -> None:
         """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last.
 
-        seconds: between two checks whether the address names another version. runtime: what it runs on; None for the
-        first of those it was registered for.
+        seconds: the interval between checks whether the address names another version. runtime: None for the first of
+        the version's runtimes.
         """
         check_address(model)
         self._client = tracking.connect(workspace, must_exist=True)

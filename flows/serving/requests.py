@@ -29,8 +29,8 @@ from tasks.common.errors import suggestion
 
 _COLUMN = "image"
 _FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
-# The most brackets and commas in a body: Python makes an object of each value between them, and pydantic an error of
-# each that is wrong, which take far more memory than the value's bytes.
+# The maximum number of brackets and commas in a body: Python creates an object for each value between them, and
+# pydantic an error for each wrong one, which take far more memory than the value's bytes.
 _MAX_SEPARATORS = 5_000
 _MAX_TEXT = 1000  # characters of a parameter
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -44,14 +44,14 @@ class CaptionRequest(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """Refuse texts of a query that Python takes for a number, but other programs do not: 1_0, other scripts' digits."""
+    """Refuse text that Python parses as a number but other programs do not: 1_0, other scripts' digits."""
     if isinstance(value, str) and (not value.isascii() or "_" in value):
         raise ValueError("is no number")
     return value
 
 
 def _truth(value: Any, info: ValidationInfo) -> Any:
-    """Return the truth value that a text of a query means. Raises ValueError for a text that means none."""
+    """Return the truth value of a text in a query. Raises ValueError for any other text."""
     if not isinstance(value, str) or info.mode == "json":
         return value
     if value.lower() not in ("true", "false"):
@@ -60,7 +60,7 @@ def _truth(value: Any, info: ValidationInfo) -> Any:
 
 
 def _field(name: str, kind: type) -> tuple[Any, Any]:
-    """Return the type and the default of a parameter: 0, or an empty text, stands for the model's own."""
+    """Return the type and the default of a parameter: 0, or an empty text, means the model's default."""
     if kind is bool:
         return Annotated[bool, BeforeValidator(_truth)], False
     if kind is str:
@@ -78,11 +78,11 @@ class _Bounded(BaseModel):
 
     @model_validator(mode="after")
     def check_bounds(self) -> _Bounded:
-        decoding_of(self.given())  # here, because the model is not asked where no picture is one
+        decoding_of(self.given())  # checked here too, because the model never sees a request without valid pictures
         return self
 
     def given(self) -> Params:
-        """Return the parameters that the request has."""
+        """Return the parameters that were set in the request."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -183,7 +183,7 @@ def _pictures(rows: Any) -> list[bytes]:
 def parse(content_type: str, body: bytes, limits: Limits) -> CaptionRequest:
     """Return the pictures and parameters of a body in one of MLflow's forms, as JSON or CSV.
 
-    Raises RefusedError, which says what is wrong.
+    Raises RefusedError with the reason.
     """
     media_type = media_type_of(content_type)
     if media_type not in ("application/json", "text/csv"):
@@ -206,7 +206,7 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> CaptionRequest
 
     The parser is written in Python, and slow on some bodies: call this in a thread.
     """
-    if "charset" in content_type.lower():  # some of Python's codecs take minutes for a field
+    if "charset" in content_type.lower():  # some of Python's codecs take minutes to decode a field
         raise RefusedError(400, "a form is UTF-8: leave out the charset of its Content-Type")
 
     async def chunks() -> AsyncGenerator[bytes, None]:
@@ -214,7 +214,7 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> CaptionRequest
 
     fields = {"max_files": 1, "max_fields": len(TYPES), "max_part_size": 8 * _MAX_TEXT}
     parser = MultiPartParser(Headers({"Content-Type": content_type}), chunks(), **fields)
-    parser.spool_max_size = limits.body  # never on the disk
+    parser.spool_max_size = limits.body  # never spool to the disk
     try:
         form = asyncio.run(parser.parse())
     except MultiPartException as error:
@@ -227,9 +227,9 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> CaptionRequest
 
 
 def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
-    """Return a model of a JSON body, or of values that may be texts, as in a form.
+    """Validate a JSON body, or values that may be texts, as in a form.
 
-    Raises RefusedError, which names the first field that is wrong.
+    Raises RefusedError, which names the first wrong field.
     """
     try:
         return (
@@ -242,8 +242,8 @@ def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
 
 
 def why_invalid(errors: Any, known: Iterable[str] = ()) -> str:
-    """Return what is wrong, in a line, from pydantic's errors. known: the names that a field may have."""
-    # Of a union there are errors of each choice: the deepest one is of the choice that was meant.
+    """Return the reason from pydantic's errors, in one line. known: the valid field names."""
+    # A union has errors for each choice: the deepest error belongs to the choice that was meant.
     deepest = max(errors, key=lambda error: len(error["loc"]))
     names = {*known, *TYPES, "params", _COLUMN}
     where = [str(part)[:80] for part in deepest["loc"] if isinstance(part, int) or part in names]
@@ -263,7 +263,7 @@ def media_type_of(content_type: str) -> str:
 
 
 def _from_csv(body: bytes, limits: Limits) -> list[str | None]:
-    """Return the image column of a CSV body. Raises RefusedError."""
+    """Return the image column of a CSV body. Raises RefusedError if it is not UTF-8 or not CSV."""
     csv.field_size_limit(max(len(body), csv.field_size_limit()))
     try:
         text = io.StringIO(body.decode(), newline="")

@@ -1,4 +1,4 @@
-"""The JSON that the server answers, as pydantic models, from which FastAPI writes the OpenAPI description."""
+"""The server's JSON responses, as pydantic models for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# A share that was computed in float32 may exceed 1 by a rounding.
+# A share computed in float32 may slightly exceed 1 by rounding.
 _Share = Annotated[float, Field(ge=0, le=1.001)]
 
 

@@ -1,4 +1,4 @@
-"""Start a server, and run it until it is stopped: the captioning server, or any other of this project."""
+"""Start a server and run it until it is stopped: the captioning server, or another one of this project."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 
 _MAX_HEAD_BYTES = 16 * 1024
-_MAX_CONNECTIONS = 1024  # with those that send nothing, of which limits.py keeps few
+_MAX_CONNECTIONS = 1024  # including idle ones, which limits.py keeps to a few
 _CLIENT_TIMEOUT_MS = 60_000
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
-_FIRST_REQUEST_SECONDS = 1.0  # for which a stopping server waits for the request of a new connection
-_FIRST_FD = 3  # of the sockets that systemd, or another that starts services, hands over
+_FIRST_REQUEST_SECONDS = 1.0  # how long a stopping server waits for the request of a new connection
+_FIRST_FD = 3  # the first socket handed over by systemd or another service manager
 
 
 def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drain: float) -> None:
     """Serve a model until the process is stopped.
 
-    load: returns the model. max_batch: the most pictures in a batch. drain: seconds for which it goes on answering
-    after SIGTERM, while /ready says that it does not, so that those who send requests turn to another server. Raises
-    AttendError where it cannot listen.
+    load: returns the model. max_batch: the maximum number of pictures in a batch. drain: seconds for which it keeps
+    answering after SIGTERM, while /ready reports that it is not ready, so that clients turn to another server. Raises
+    AttendError if it cannot listen.
     """
     listener, host = listen(host, port)  # before the model is loaded, which takes seconds
     served, leaving = load(), threading.Event()
@@ -45,9 +45,9 @@ def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drai
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a socket that listens on the address, or the one that whoever started this process hands over; its host.
+    """Return a socket that listens on the address, or the one handed over by the parent process, and its host.
 
-    Raises AttendError where that is not possible.
+    Raises AttendError if that is not possible.
     """
     listener = _inherited()
     if listener is not None:
@@ -59,8 +59,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or "is not the name of a host"
             raise AttendError(f"--host {host} --port {port}: {why}: give another --port or --host") from None
-    # Those that it accepts inherit these. asyncio sets the first only on sockets that it made; without it, the second
-    # packet of an answer waits 40 ms.
+    # Accepted sockets inherit these options. asyncio sets the first only on sockets that it created; without it, the
+    # second packet of a response waits 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: drop a client that acknowledges nothing for this long
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
@@ -75,10 +75,10 @@ def address_of(listener: socket.socket, host: str) -> str:
 def run(app: Starlette, listener: socket.socket, drain: float = 0, leaving: threading.Event | None = None) -> None:
     """Answer requests until the process is stopped.
 
-    drain: seconds for which it goes on after SIGTERM. leaving: is set when they begin.
+    drain: seconds for which it keeps running after SIGTERM. leaving: set when they begin.
     """
     logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
-    requests = logging.getLogger("attend.serve")  # of its own format, not that of the command line
+    requests = logging.getLogger("attend.serve")  # has its own format, not that of the command line
     requests.setLevel(logging.INFO)
     requests.propagate = False
     handler = logging.StreamHandler()
@@ -100,9 +100,9 @@ def run(app: Starlette, listener: socket.socket, drain: float = 0, leaving: thre
 
 
 class _DrainingServer(uvicorn.Server):
-    """A server that goes on for some seconds after the first SIGTERM; after any other signal it stops at once.
+    """A server that keeps running for some seconds after the first SIGTERM, but stops at once on any other signal.
 
-    Either way, what it has begun is answered.
+    Requests that have begun are answered in both cases.
     """
 
     def __init__(self, config: uvicorn.Config, leaving: threading.Event, seconds: float) -> None:
@@ -122,11 +122,11 @@ class _DrainingServer(uvicorn.Server):
         return stops or (self._stop_at is not None and time.monotonic() >= self._stop_at)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn closes the connections whose first request has not arrived, and the request on its way is lost: accept
-        # no more, and wait for those that were accepted. Of a socket that was handed over, others accept the next ones.
+        # uvicorn closes connections whose first request has not arrived, which loses a request on its way. So accept no
+        # more, and wait for the accepted ones. If the socket was handed over, other processes accept new connections.
         for listener in sockets or []:
             asyncio.get_running_loop().remove_reader(listener)
-        await asyncio.sleep(0.02)  # until what was accepted last is among the connections
+        await asyncio.sleep(0.02)  # until the last accepted connection is in `connections`
         for server in self.servers:
             server.close()
         stop_at = time.monotonic() + _FIRST_REQUEST_SECONDS
@@ -137,9 +137,9 @@ class _DrainingServer(uvicorn.Server):
 
 
 def _inherited() -> socket.socket | None:
-    """Return the listening socket that whoever started this process hands over, as systemd does; None if none is.
+    """Return the listening socket handed over by the parent process, as systemd does; None if there is none.
 
-    Raises AttendError where what is handed over is not one socket of an IP address.
+    Raises AttendError if anything else than one socket of an IP address is handed over.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None

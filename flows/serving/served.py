@@ -1,4 +1,4 @@
-"""The model that is served: loaded from where it is named, and replaced when another is there."""
+"""The served model: loaded from its source, and replaced when the source has another one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOG = logging.getLogger("attend.serve")
 class LoadedModel:
     """A model in memory.
 
-    name: its address or folder. identity: of what was loaded, such as a version's address. captioner, requests: see
-    `LoadedBundle`. about: its description for clients.
+    name: its address or folder. identity: identifies what was loaded, such as a version's address. captioner, requests:
+    see `LoadedBundle`. about: its description for clients.
     """
 
     name: str
@@ -34,7 +34,7 @@ class LoadedModel:
 
     @classmethod
     def of(cls, loaded: LoadedBundle, name: str, identity: str, model: str, version: str, card: str) -> LoadedModel:
-        """Return the model of a captioner, which has captioned a picture: the first forward pass is slow.
+        """Return the model of a captioner, after captioning an example, because the first forward pass is slow.
 
         model, version: its name and number in the registry. card: its model card. Raises AttendError for a captioner
         that takes grids.
@@ -69,14 +69,14 @@ class LoadedModel:
 
 
 class Served(ABC):
-    """The model at a place now.
+    """The current model of a source.
 
     `current` is replaced as a whole, so that each batch is captioned by one model. `failure`: why the last check for
-    another failed, or None.
+    another model failed, or None.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Load the model. seconds: between two checks whether there is another."""
+        """Load the model. seconds: the interval between checks for another model."""
         self._seconds = seconds
         self._stopped = threading.Event()
         self.failure: str | None = None
@@ -84,18 +84,18 @@ class Served(ABC):
 
     @abstractmethod
     def _identity(self) -> str:
-        """Return the identity of the model that is there now."""
+        """Return the identity of the source's current model."""
 
     @abstractmethod
     def _load(self) -> LoadedModel:
-        """Load the model that is there now."""
+        """Load the source's current model."""
 
     def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
-        """Caption pictures with the model that is served now."""
+        """Caption pictures with the current model."""
         return self.current.predict(pictures, params)
 
     def watch(self) -> None:
-        """Start a thread that checks whether there is another model, until `stop`."""
+        """Start a thread that checks for another model, until `stop`."""
         threading.Thread(target=self._watch, name="champion", daemon=True).start()
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Served(ABC):
             self.check_for_another()
 
     def check_for_another(self) -> None:
-        """Load the model that is there, if it is another. Where that fails, the served one stays."""
+        """Load the source's model if it has changed. If that fails, the served model is kept."""
         try:
             if self._identity() != self.current.identity:
                 self.current = self._load()

@@ -1,4 +1,4 @@
-"""A web page of a server: its HTML, CSS and script in a package's folder `page`, and the files that pages share."""
+"""A server's web page: its HTML, CSS and script in a package's folder `page`, and the files shared by all pages."""
 
 from __future__ import annotations
 
