@@ -1,4 +1,4 @@
-"""Grids of pictures that a workspace has, from which its models caption without their backbone."""
+"""Grids of pictures in a workspace, from which its models caption without their backbone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tasks.pipeline.workspace import Workspace
 
 
 def cached_grids(address: str, workspace: Path, digests: Collection[str]) -> GridReader | None:
-    """Return a reader of the grids that a version's backbone made of these photographs in this workspace.
+    """Return a reader of the grids in this workspace that a version's backbone extracted from these photographs.
 
-    address: of the version, `models:/NAME/VERSION`. digests: SHA-256 of the photographs; only the shards that hold
-    their grids are opened. None where there are none: the version was made elsewhere, its artifacts were removed, or
-    the workspace's grids are in object storage, from where a shard takes longer than encoding the picture.
+    address: of the version, `models:/NAME/VERSION`. digests: SHA-256 of the photographs; only the shards with their
+    grids are opened. None if there are no grids: the version was trained elsewhere, its artifacts were removed, or the
+    workspace's grids are in object storage, where fetching a shard takes longer than encoding the picture.
     """
     key = key_of_grids(address, workspace)
     if key is None:
@@ -44,9 +44,9 @@ def cached_grids(address: str, workspace: Path, digests: Collection[str]) -> Gri
 
 
 def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
-    """Return the numbers of the shards with these pictures' grids, by the indexes of all artifacts of one identity.
+    """Return the numbers of the shards with these pictures' grids, from the indexes of all artifacts of an identity.
 
-    identity: the file of it in one of the artifacts.
+    identity: the identity's file in one of these artifacts.
     """
     text, wanted = identity.read_bytes(), pc.field("digest").isin(list(digests))
     numbers: set[int] = set()
@@ -55,6 +55,6 @@ def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
             if other.read_bytes() == text:
                 table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
                 numbers |= set(table["shard"].to_pylist())
-        except (OSError, pa.ArrowException) as error:  # damaged, or removed meanwhile
+        except (OSError, pa.ArrowException) as error:  # damaged, or removed in the meantime
             log.warning(f"{other.with_name(INDEX)}: is not used: {reason_of(error)}")
     return numbers

@@ -26,12 +26,12 @@ from tasks.pipeline.workspace import hold
 if TYPE_CHECKING:
     from tasks.grids.reader import GridReader
 
-_NAMED = 5  # pictures without a caption that a message names
-_GRIDS = 64  # grids that are read and captioned at once
+_NAMED = 5  # the maximum number of pictures without a caption to name in the log
+_GRIDS = 64  # grids read and captioned at once
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 # Fields of models.options.Decoding, `min_confidence` and `otherwise`.
 AskedDecoding = Mapping[str, int | float | str] | None
-# The row of a picture that is missing or unreadable. Its digest is None, so that the next run tries it again.
+# The row of a missing or unreadable picture. Its digest is None, so that the next run tries it again.
 _UNREADABLE: Row = {
     "text": None,
     "log_probability": None,
@@ -42,7 +42,7 @@ _UNREADABLE: Row = {
 
 
 class CaptionCounts(NamedTuple):
-    """Counts of pictures: tried in this run, known from an earlier run, of both without a caption; other rows kept."""
+    """Counts of pictures: tried in this run, known from earlier runs, without a caption among both; other rows kept."""
 
     new: int
     known: int
@@ -69,9 +69,8 @@ def print_captions(
     """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
     sources: files, folders or patterns. model: an MLflow address; None for the champion promoted last. decoding:
-    what differs from how the model was evaluated. attention: a PNG file for a drawing of the alphas of each word, if
-    there is one picture only. runtime: what the model runs on; None for its own preference. Raise AttendError for
-    arguments that cannot be used.
+    options that replace the model's. attention: a PNG file for a drawing of the alphas of each word, for a single
+    picture. runtime: of the model; None for its first one. Raises AttendError for arguments that cannot be used.
     """
     from tasks.mlflow_store.logged_model import load_captioner
 
@@ -115,13 +114,13 @@ def write_captions_file(
     workspace: Path,
     runtime: Runtime | None = None,
 ) -> CaptionCounts:
-    """Write the captions of these pictures to a .csv, .jsonl or .parquet file, a row of `SCHEMA` for each picture.
+    """Write the captions of these pictures to a .csv, .jsonl or .parquet file, with a row of `SCHEMA` per picture.
 
     sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion promoted
-    last. runtime: what the model runs on; None for its own preference. Pictures that the same version captioned with
-    the same `decoding` in an earlier run are not captioned again, and rows of pictures that are not given stay.
-    New captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
-    into the file at the end. Raise AttendError for arguments that cannot be used.
+    last. runtime: of the model; None for its first one. Pictures that the same version captioned with the same
+    `decoding` in an earlier run are not captioned again, and rows of other pictures are kept. New captions are first
+    written to parts beside the file, so that the next run continues a killed one, and are merged into the file at the
+    end. Raises AttendError for arguments that cannot be used.
     """
     from tasks.mlflow_store.logged_model import load_captioner
 
@@ -167,7 +166,7 @@ def write_captions_file(
 
 
 def find_and_tell(model: str | None, workspace: Path) -> Registered:
-    """Return the registered version that captions, and say which one it is where none is named."""
+    """Return the registered version that captions; log which one it is if none was named."""
     found = find_captioner(model, workspace)
     if model is None:
         log.info(f"model: {found.address}")
@@ -175,7 +174,7 @@ def find_and_tell(model: str | None, workspace: Path) -> Registered:
 
 
 def _write_parts(captioned: Iterable[list[tuple[Row, Any]]], parts: _PartFiles) -> None:
-    """Write the rows of pictures to part files, as they are captioned."""
+    """Write the rows of pictures to part files while they are captioned."""
     rows: list[Row] = []
     part_start = time.monotonic()
     try:
@@ -189,9 +188,9 @@ def _write_parts(captioned: Iterable[list[tuple[Row, Any]]], parts: _PartFiles) 
 
 
 def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) -> GridReader | None:
-    """Return a reader of the grids that this workspace has of photographs, as the captioner's backbone makes them.
+    """Return a reader of this workspace's grids of photographs, if they are from the captioner's backbone.
 
-    digests: of the photographs that are wanted.
+    digests: of the photographs. None if there are no such grids.
     """
     if takes_grids(captioner.config) or not address.startswith("models:/"):
         return None
@@ -210,10 +209,10 @@ def caption_all(
     attention: bool = False,
     known: int = 0,
 ) -> Iterator[list[tuple[Row, Any]]]:
-    """Yield the row and the captioner's result of each picture with these digests, some at a time, with a bar.
+    """Yield the row and the captioner's result of each picture with these digests, in batches, with a bar.
 
-    Those come first whose grids the workspace has, unless attention maps are wanted, which are drawn on photographs.
-    address: of the captioner. known: pictures that were captioned before, for the bar.
+    Pictures whose grids the workspace has come first, unless attention maps are wanted, which need photographs.
+    address: of the captioner. known: pictures captioned before, for the bar.
     """
     grids = None if attention else grids_for(captioner, address, workspace, digests)
     done = set()
@@ -231,7 +230,7 @@ def caption_all(
 def _from_grids(
     captioner: Any, grids: GridReader | None, digests: set[str], decoding: AskedDecoding
 ) -> Iterator[list[tuple[Row, Any]]]:
-    """Yield the row and the result of each of these pictures that has a grid, some at a time."""
+    """Yield the row and the result of each of these pictures that has a grid, in batches."""
     cached = [] if grids is None else sorted(digest for digest in digests if digest in grids)
     if cached:
         log.info(f"{len(cached):,} of {len(digests):,} pictures are captioned from grids that the workspace has")
@@ -247,7 +246,7 @@ def _from_grids(
 
 
 class _PartFiles:
-    """The folder OUT.parts with the captions of one model version and decoding that are not merged into OUT yet."""
+    """The folder OUT.parts with the captions of one model version and decoding that are not yet merged into OUT."""
 
     def __init__(self, out: Path, model_label: str) -> None:
         self._out, self._model_label = out, model_label
@@ -255,23 +254,23 @@ class _PartFiles:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing the file for the length of the block."""
+        """Prevent other processes from writing the file for the length of the block."""
         self._folder.mkdir(exist_ok=True)
         lock = self._folder / ".lock"
         try:
             with hold(lock, f"captions of {self._out}", "another run is writing them"):
-                # Temporary files are left by a run that was killed while it wrote.
+                # Temporary files were left by a run that was killed while writing.
                 for temporary in self._out.parent.glob(f".{glob.escape(self._out.name)}.*.tmp"):
                     temporary.unlink(missing_ok=True)
-                self._folder.mkdir(exist_ok=True)  # the run that was waited for has removed it
+                self._folder.mkdir(exist_ok=True)  # another run may have removed it before releasing the lock
                 yield
         finally:
             lock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # there are parts, from which the next run goes on
+            with contextlib.suppress(OSError):  # not empty: the next run continues from the parts
                 self._folder.rmdir()
 
     def known_rows(self, earlier: list[Row]) -> dict[str | None, Row]:
-        """Return the rows of this model, by the digest of the picture. earlier: of OUT; others are in the parts."""
+        """Return the rows of this model, by the picture's digest, from parts and from `earlier`, the rows of OUT."""
         parts = sorted(self._folder.glob("part-*.parquet"))
         rows = [*earlier, *(row for path in parts for row in read_rows(path))]
         return {
@@ -309,12 +308,12 @@ def caption_batch(
 
 @cache
 def _note_no_confidence(why: str) -> None:
-    """Say once why captions have no confidence, of a model that has one."""
+    """Log once why captions have no confidence, for a model that has one."""
     log.info(f"these captions have no confidence: {why}")
 
 
 def _row(digest: str, result: Any) -> Row:
-    """Return the row of a picture; result: the captioner's."""
+    """Return the row of a picture. result: the captioner's."""
     succeeded = result.error is None
     return {
         "text": result.caption if succeeded else None,

@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of captions, none if it does not exist; raise AttendError if it is another file."""
+    """Return the rows of a file of captions, none if it does not exist; raise AttendError for another kind of file."""
     if not path.exists():
         return []
     try:
@@ -56,7 +56,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _check_columns(path: Path, names: Iterable[str]) -> None:
-    """Raise AttendError where a file of captions has columns that someone added, which would be lost."""
+    """Raise AttendError if a file of captions has additional columns, which would be lost."""
     added = sorted(set(names) - set(SCHEMA.names))
     if added and set(SCHEMA.names) <= set(names):
         raise AttendError(
@@ -65,12 +65,12 @@ def _check_columns(path: Path, names: Iterable[str]) -> None:
 
 
 def _row_of(values: Row) -> Row:
-    """Return a row of a file of captions, in the order of `SCHEMA`. Raises KeyError where a column is missing."""
+    """Return a row with only the columns of `SCHEMA`, in order. Raises KeyError if one is missing."""
     return {name: values[name] for name in SCHEMA.names}
 
 
 def _row_of_csv(row: dict[str, str]) -> Row:
-    """Return a row of a CSV file, in which an empty field stands for null."""
+    """Return a row of a CSV file, in which an empty field means null."""
     values = {name: value or None for name, value in _row_of(row).items()}
     for name in ("log_probability", "confidence"):
         values[name] = None if (number := values[name]) is None else float(number)
@@ -80,7 +80,7 @@ def _row_of_csv(row: dict[str, str]) -> Row:
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write all rows to a file in one step: an existing file is replaced whole or stays as it is."""
+    """Write all rows to a file atomically: an existing file is replaced as a whole or not at all."""
     rows = list(map(_row_of, rows))
     with write_whole(path) as temporary:
         if path.suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""Compare registered versions on the same held-out pictures, and make one champion or roll it back."""
+"""Compare registered versions on the same held-out pictures, and promote one to champion or roll it back."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionsCompared:
-    """Versions on the same pictures.
+    """Versions compared on the same pictures.
 
-    names: of the versions, `photos/3`. captions: digest of a picture -> the caption and references of each version.
-    against_first: each version after the first, compared with the first (as `first`).
+    names: of the versions, such as `photos/3`. captions: digest of a picture -> the caption and references of each
+    version. against_first: each version after the first, compared with the first.
     """
 
     names: list[str]
@@ -61,10 +61,10 @@ class VersionsCompared:
 def compare_versions(
     workspace: Path, addresses: Sequence[str], on: Config | None = None, page: Path | None = None
 ) -> VersionsCompared:
-    """Compare each version after the first with the first, by the captions that they were scored with.
+    """Compare each version after the first with the first, by the captions from their evaluation.
 
-    addresses: two or more of `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config on whose held-out pictures
-    all are scored instead. page: an HTML file to write the comparison to, with the photographs of `on`. Raises
+    addresses: two or more of `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config; all versions are then
+    scored on its held-out pictures. page: an HTML file for the comparison, with the photographs of `on`. Raises
     AttendError if the versions were scored on different pictures or settings and `on` is None.
     """
     if page is not None and (on is None or on.data.has_grids):
@@ -91,7 +91,7 @@ def _write_page(
     page: Path, client: MlflowClient, versions: list[ModelVersion], compared: VersionsCompared, on: Config
 ) -> None:
     """Write the page of a comparison, with the photographs of `on`."""
-    ingested = Plan(build_pipeline(on), "ingest").update().by_kind.get("ingest")  # which ran to score the versions
+    ingested = Plan(build_pipeline(on), "ingest").update().by_kind.get("ingest")  # it ran to score the versions
     if ingested is None:
         raise AttendError(f"--page: {on.name}: its data changed meanwhile: run the command again")
     files = files_by_digest(ingested.path, on.data)
@@ -110,7 +110,7 @@ def _write_page(
 def promote_version(workspace: Path, address: str, rule: RegistryConfig, on: Config | None) -> Decision:
     """Make a version champion if champion_rule.py decides so, and return the decision.
 
-    on: a config on whose held-out pictures both are scored instead. Raise AttendError where they were scored on
+    on: a config; both versions are then scored on its held-out pictures. Raises AttendError if they were scored on
     different pictures and `on` is None.
     """
     client = tracking.connect(workspace, must_exist=True)
@@ -128,9 +128,9 @@ def promote_version(workspace: Path, address: str, rule: RegistryConfig, on: Con
 
 
 def force_champion(workspace: Path, address: str) -> str:
-    """Make a version champion, whatever its scores and whatever gate it fails, and return a sentence that says so.
+    """Make a version champion regardless of its scores and failed gates, and return a sentence that states this.
 
-    The sentence is kept as the reason for its promotion, with what had been decided against it.
+    The sentence is stored as the reason for its promotion, with any earlier decision against it.
     """
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
@@ -142,7 +142,7 @@ def force_champion(workspace: Path, address: str) -> str:
 
 
 def roll_back(workspace: Path, model: str) -> str:
-    """Restore the model's previous champion, and return a sentence that says so."""
+    """Restore the model's previous champion, and return a sentence that states this."""
     client = tracking.connect(workspace, must_exist=True)
     with _registry_lock(workspace, model):
         restored, dropped = promotion.roll_back(client, model)
@@ -154,7 +154,7 @@ def _registry_lock(workspace: Path, model: str) -> AbstractContextManager[None]:
 
 
 def _match(client: MlflowClient, champion: ModelVersion, version: ModelVersion, on: Config | None) -> Match:
-    """Return the champion compared with a version, on pictures that neither was trained on."""
+    """Compare the champion with a version, on pictures that neither was trained on."""
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
         before, now = (
             None if pictures is None else pictures.train
@@ -171,7 +171,7 @@ def _compare(
 ) -> list[ModelComparison]:
     """Compare versions with the first by their captions of the pictures that all have, each with its own search.
 
-    trained_on: the digests of pictures that are left out.
+    trained_on: the digests of pictures to leave out.
     """
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
         paths: list[Path] = []

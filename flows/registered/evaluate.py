@@ -1,4 +1,4 @@
-"""Score a registered model from photographs, on a config's held-out pictures as they are today."""
+"""Score a registered model from photographs, on a config's current held-out pictures."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
     """Score a registered model on `config`'s held-out pictures, and return the scores with the MLflow run's id.
 
     The version captions with the search that it was registered with, whatever the config's `evaluation` sets. The
-    scores and the captions are stored in an MLflow run. If one has been stored for the same version, pictures and
-    metrics, it is read instead. model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion of the
-    config's model. results: a folder to write the captions and their references to, in the COCO caption toolkit's
-    formats.
+    scores and the captions are stored in an MLflow run. If a run exists for the same version, pictures and metrics, it
+    is read instead. model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion of the config's
+    model. results: a folder for the captions and their references, in the formats of the COCO caption toolkit.
     """
     address = model or f"models:/{config.registry.model}@champion"
     with planned_run(config, "tensorise", f"evaluation of {address}") as plan:
@@ -93,7 +92,7 @@ def _score(
     predictions = out / PREDICTIONS
     scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
     write_scores(scores, out)
-    if config.data.has_grids != takes_grids(captioner.config):  # it reads no files of this data set
+    if config.data.has_grids != takes_grids(captioner.config):  # the captioner cannot read this data set's files
         return scores
     write_report(
         out / REPORT,

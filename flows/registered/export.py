@@ -22,9 +22,9 @@ from tasks.mlflow_store.versions import find, version_of_address
 def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: Path) -> int:
     """Write a registered version for a runtime into a new folder, and return the bytes written.
 
-    model: an address in MLflow's registry; None for the champion promoted last. runtime: where the version was not
-    registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
-    exported, or there is something at `folder` already.
+    model: an address in MLflow's registry; None for the champion promoted last. runtime: if the version was not
+    registered for it, it is exported now. Raises AttendError if there is no such model, it cannot be exported, or
+    `folder` already exists and is not an empty folder.
     """
     if ":/" in str(folder):
         raise AttendError(f"--to: {folder}: is an address: export to a folder of this machine, and copy it there")
@@ -44,7 +44,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         for bundle in (kept, files / BUNDLE):
             if bundle.is_dir() and not is_whole(bundle):
                 raise AttendError(f"{found.address}: {bundle}: is damaged: run `attend run` again")
-        check_bundle(files / BUNDLE, found.address)  # this program could not use the folder
+        check_bundle(files / BUNDLE, found.address)  # otherwise this program could not use the folder
         if kept.is_dir():
             _copy(kept, out)
         else:
@@ -55,7 +55,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         (out / "MODEL_CARD.md").write_text(version.description or "", encoding="utf-8")
         seal(out)
         try:
-            out.rename(folder)  # in place of an empty folder too
+            out.rename(folder)  # may replace an empty folder
         except OSError as error:
             raise AttendError(f"--to: {folder}: cannot be written: {error.strerror}: give another name") from None
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -71,7 +71,7 @@ def _copy(folder: Path, out: Path) -> None:
 
 
 def _captioner_in(bundle: Path, address: str) -> Captioner:
-    """Return the captioner in a bundle, by the code here; AttendError where other code wrote what this cannot read."""
+    """Return the captioner in a bundle, loaded by this code; AttendError if it was written by incompatible code."""
     try:
         return Captioner.load(bundle)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:

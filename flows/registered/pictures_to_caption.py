@@ -1,4 +1,4 @@
-"""Pictures to caption: files, those of folders and patterns, or encoded pictures in a column of a Parquet file."""
+"""Pictures to caption: files, the files of folders and patterns, or encoded pictures in a column of a Parquet file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tasks.datasets.base import OTHER_PICTURES, picture_files
 from tasks.datasets.huggingface import holds_pictures
 from tasks.pipeline.file_digests import Digests
 
-_NAME_COLUMNS = ("file_name", "url", "key", "name", "path", "id")  # the first that exists names the pictures
-_BATCH = 64  # pictures, or rows of a Parquet file, that are read at once
+_NAME_COLUMNS = ("file_name", "url", "key", "name", "path", "id")  # the first one in the file names the pictures
+_BATCH = 64  # pictures, or rows of a Parquet file, read at once
 
 
 class EncodedPicture(NamedTuple):
@@ -34,9 +34,9 @@ class EncodedPicture(NamedTuple):
 
 
 class PictureFiles:
-    """Picture files, whose digests are remembered by size and modification time.
+    """Picture files. Their digests are cached by size and modification time.
 
-    Their order is the same each time they are read. folder: what their names are relative to.
+    Their order is always the same. folder: the folder that their names are relative to.
     """
 
     def __init__(self, files: list[Path], root: Path | None, digest_store: Path) -> None:
@@ -66,14 +66,14 @@ class PictureFiles:
         return {digest: (file, self._name(file)) for file, digest in reversed(self._digests.items())}
 
     def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
-        """Yield batches with one picture for each wanted digest, without those that cannot be read."""
-        # Reversed, so that of several files with the same content the first is taken.
+        """Yield batches with one picture for each wanted digest; unreadable ones are left out."""
+        # Reversed, so that the first of several files with the same content is taken.
         file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
         files = sorted(file_by_digest.values())
         with ThreadPoolExecutor(8) as pool:
             starts = range(0, len(files), _BATCH)
             read = (list(pool.map(self._read, files[start : start + _BATCH])) for start in starts)
-            for batch in run_ahead(read, 1):  # the next batch is read while one is captioned
+            for batch in run_ahead(read, 1):  # reads the next batch while one is captioned
                 yield [picture for picture in batch if picture is not None]
 
     def _read(self, file: Path) -> EncodedPicture | None:
@@ -86,7 +86,7 @@ class PictureFiles:
 class ParquetPictures:
     """The encoded pictures in a binary column of a Parquet file, or in a column of Hugging Face's `{bytes, path}`.
 
-    Its methods are those of `PictureFiles`.
+    It has the same methods as `PictureFiles`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +125,7 @@ class ParquetPictures:
                 yield batch
 
     def _read_batches(self) -> Iterator[list[EncodedPicture]]:
-        """Yield the pictures of all rows in batches; a row without bytes gives a picture of no bytes."""
+        """Yield the pictures of all rows in batches; the picture of a row without bytes is empty."""
         columns = [self._image_column] + ([self._name_column] if self._name_column else [])
         number = 0
         try:
@@ -147,14 +147,14 @@ Pictures = PictureFiles | ParquetPictures
 
 
 def _as_text(path: Path) -> str:
-    """Return a path as text: the output can hold only names that are UTF-8."""
+    """Return a path as text with invalid UTF-8 replaced, because the output must be UTF-8."""
     return os.fsencode(path.as_posix()).decode("utf-8", "replace")
 
 
 def open_pictures(sources: list[str], workspace: Path) -> Pictures:
-    """Return the pictures that the sources name: files, folders, patterns, or one Parquet file.
+    """Return the pictures of the sources: files, folders, patterns, or one Parquet file.
 
-    Raise AttendError for a source that names no picture, and for a web address, because nothing is downloaded.
+    Raises AttendError for a source without pictures, and for a web address, because nothing is downloaded.
     """
     for source in sources:
         if "://" in source:
@@ -174,9 +174,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         files = picture_files(path)
         others = Counter(file.suffix.lower() for file in path.rglob("*") if file.suffix.lower() in OTHER_PICTURES)
-        others -= Counter(
-            file.suffix.lower() for file in files
-        )  # some hold a picture that is read, whatever their name
+        others -= Counter(file.suffix.lower() for file in files)  # some contain a readable picture despite their suffix
         if others:
             kinds = ", ".join(f"{number:,} {suffix}" for suffix, number in others.items())
             log.warning(f"{path}: pictures that are not read are left out: {kinds}: convert them to JPEG")

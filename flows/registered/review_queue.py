@@ -1,4 +1,4 @@
-"""Questions for people: photographs that a registered model captions, those worth a look first."""
+"""Questions for people: photographs captioned by a registered model, the most useful ones first."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tasks.review.queue import Question, Shares, choose
 
 @dataclass(frozen=True)
 class QueueOptions:
-    """Hold what is asked about.
+    """The options of a queue of questions.
 
     folder: of the photographs. model: an MLflow address; None for the champion promoted last. number: of questions, at
-    most. answers: the file of those that are there; their pictures are not asked about again. runtime: what the model
-    runs on; None for its own preference.
+    most. answers: the file of earlier answers; their pictures are not asked about again. runtime: of the model; None
+    for its first one.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class QueueOptions:
 
 
 class Queue(NamedTuple):
-    """Hold the questions with why they are asked, the version that captioned, its captioner, and files by digest."""
+    """The questions and why each was chosen, the version's address, its captioner, and the files by digest."""
 
     questions: list[tuple[Question, Chosen]]
     model: str
@@ -45,7 +45,7 @@ class Queue(NamedTuple):
 
 
 def questions_of(options: QueueOptions) -> Queue:
-    """Caption the photographs that were not answered, and return the questions to ask about them.
+    """Caption the photographs without an answer, and return the questions to ask about them.
 
     Raises AttendError for options that cannot be used.
     """
@@ -60,7 +60,7 @@ def questions_of(options: QueueOptions) -> Queue:
     if takes_grids(captioner.config):
         raise AttendError(f"{found.address}: takes grids, and there are no photographs to look at")
     pictures = open_pictures([str(folder)], workspace)
-    assert isinstance(pictures, PictureFiles)  # as it is a folder
+    assert isinstance(pictures, PictureFiles)  # because it is a folder
     files = pictures.files()
     questions: list[Question] = []
     wanted = files.keys() - known
