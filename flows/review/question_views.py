@@ -16,16 +16,16 @@ from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
 from tasks.review.queue import Question
 
-_SIDE = 1600  # pixels of a photograph's longer side, as it is sent
-_CAPTIONS, _WORDS = 5, 6  # captions of a picture, words at each place
+_SIDE = 1600  # pixels of the longer side of a photograph on the page
+_CAPTIONS, _WORDS = 5, 6  # captions of a picture, words at each position
 
 
 class QuestionView(TypedDict):
-    """Hold what the page shows of a question.
+    """The page's data for a question.
 
-    alternatives: the next best captions. words: of the caption, where each token is one; likely: at each of them, the
-    word itself and others that are likely there. attention: a map, a list of rows, for each word. fit: how the
-    photograph was made square.
+    alternatives: the next best captions. words: of the caption, if each token is a word. likely: at each position, the
+    word itself and other likely words. attention: for each word a map, a list of rows. fit: how the photograph was made
+    square.
     """
 
     picture: str
@@ -44,10 +44,10 @@ class QuestionViews:
     def __init__(self, files: Mapping[str, Path], captioner: Any) -> None:
         """files: of the photographs, by the SHA-256 of their contents."""
         self._files, self._captioner = files, captioner
-        self._turn = threading.Lock()  # a pass uses all cores
+        self._turn = threading.Lock()  # one forward pass at a time, because it uses all cores
 
     def read(self, picture: str, name: str) -> bytes:
-        """Return the bytes of a photograph; AttendError where it is gone, or another one is there under its name."""
+        """Return the bytes of a photograph; AttendError if its file is missing or has changed."""
         try:
             data = self._files[picture].read_bytes()
         except (KeyError, OSError):
@@ -57,9 +57,9 @@ class QuestionViews:
         return data
 
     def photograph(self, question: Question) -> bytes:
-        """Return the photograph as JPEG, upright and no larger than a screen, without what the camera noted.
+        """Return the photograph as JPEG, upright, no larger than a screen, and without metadata.
 
-        Raises AttendError where its file is not there, or is another one.
+        Raises AttendError if its file is missing or has changed.
         """
         image = Image.fromarray(decode(self.read(question.picture, question.name)))
         image.thumbnail((_SIDE, _SIDE))
@@ -68,9 +68,9 @@ class QuestionViews:
         return file.getvalue()
 
     def view(self, question: Question) -> QuestionView:
-        """Return what the page shows of a question; AttendError where its file is not there, or is another one.
+        """Return the page's data for a question; AttendError if its file is missing or has changed.
 
-        Where the model says something else by now, the caption is shown without its words.
+        If the model now gives another caption, the question's caption is shown without its words.
         """
         data, captioner = self.read(question.picture, question.name), self._captioner
         evaluated = captioner.decoding
@@ -93,7 +93,7 @@ class QuestionViews:
         }
 
     def _likely(self, grid: Any, tokens: list[str]) -> list[list[str]]:
-        """Return the words at each place of a caption."""
+        """Return the likely words at each position of a caption."""
         places = self._captioner.likely_words(grid, tokens, _WORDS)
         likely = [[word for word, _ in place] for place in places]
         return [words if token in words else [token, *words[:-1]] for token, words in zip(tokens, likely, strict=True)]

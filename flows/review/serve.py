@@ -1,4 +1,4 @@
-"""Start the review page, and note in MLflow what people said when it stops."""
+"""Start the review page, and store the results in MLflow when it stops."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _HELD = TypeAdapter(dict[str, Held])
 
 
 def serve_review(options: QueueOptions, host: str, port: int) -> int:
-    """Serve the page until the process is stopped, or not at all where there is no question; return their number.
+    """Serve the page until the process is stopped, or not at all without questions; return the number of questions.
 
-    On an address that other machines reach, it needs the token of the variable `ATTEND_REVIEW_TOKEN`, or one that is
-    drawn; on a loopback address only where the variable is set. Raises AttendError for options that cannot be used.
+    On an address that other machines reach, requests need the token in the variable `ATTEND_REVIEW_TOKEN`, or a random
+    one; on a loopback address only if the variable is set. Raises AttendError for options that cannot be used.
     """
     listener, host = listen(host, port)  # before the photographs are captioned
     hosts = allowed_hosts(host)
@@ -47,7 +47,7 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
         queue = questions_of(options)
         held = {one.asked.question.picture for one in record.held().values()}
         asked = [Asked(*item, queue.model) for item in queue.questions if item[0].picture not in held]
-        # What people have is of the same number.
+        # The questions that people already have count towards the number.
         assignments = Assignments(asked[: max(options.number - len(held), 0)], record)
         number = assignments.counts[0]
         if number:
@@ -59,7 +59,7 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
                 lambda: note_answers(options.workspace, options.answers),
             )
             fragment = f"#{quote(token, safe='')}" if token else ""
-            shown = socket.gethostname() if host in ("0.0.0.0", "::") else host  # others cannot open those
+            shown = socket.gethostname() if host in ("0.0.0.0", "::") else host  # other machines cannot open these
             log.info(f"{counted(number, 'photograph')} to look at: {address_of(listener, shown)}/{fragment}")
             run(server.app(), listener)
     return number
@@ -74,7 +74,7 @@ def _token(needed: bool) -> str | None:
 
 
 class AnswerFile:
-    """The file of the answers, and beside it one of what people have, so that they keep it when the server dies."""
+    """The file of answers, and a file beside it with the assigned questions, which survives if the server dies."""
 
     def __init__(self, answers: Path) -> None:
         self._answers = answers
@@ -83,7 +83,7 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Have no other server ask about the same answers for the length of the block; AttendError where one does."""
+        """Keep other servers from using the same answers for the length of the block; AttendError if one does."""
         lock = filelock.FileLock(self._held.with_name(f".{self._held.name}.lock"))
         try:
             self._answers.parent.mkdir(parents=True, exist_ok=True)
@@ -116,9 +116,9 @@ class AnswerFile:
         write_atomically(self._held, _HELD.dump_json(dict(held)).decode())
 
     def _read_held(self) -> dict[str, Held]:
-        """Return what people have of whom something was heard lately.
+        """Return the questions of people who were recently active.
 
-        Nothing where the file is not there or damaged: they are asked something else then.
+        If the file is missing or damaged, return none: people are then asked other questions.
         """
         try:
             found = _HELD.validate_json(self._held.read_bytes(), strict=True)

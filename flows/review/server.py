@@ -1,7 +1,7 @@
 """The routes of the review page: questions, answers, undo, photographs.
 
-Who may answer is decided by a token, and in a browser by where the page is from: no page of another site can ask for a
-question, see a photograph, or answer.
+Access is decided by a token, and in a browser by the page's origin: no page of another site can request a question, see
+a photograph, or answer.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LIMITS = Limits(body=32 * 1024, bodies=4 * 2**20)
 _LOG = logging.getLogger("attend.serve")
 _NOTE_SECONDS = 30.0
 _T = TypeVar("_T")
-_Number = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # that the page draws: of a browser, and of an answer
+_Number = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # drawn by the page, for a browser or an answer
 _Text = Annotated[str, Field(max_length=1000)]
 
 
 def _joined(text: str) -> str:
-    """Return a text in one line."""
+    """Return a text as one line."""
     return " ".join(text.split())
 
 
@@ -75,8 +75,8 @@ _M = TypeVar("_M", bound=BaseModel)
 class ReviewServer:
     """The routes, which share the assignments.
 
-    hosts: the `Host` headers that are answered; None for any. token: what a request needs to have; None for nothing.
-    note: called now and then after answers came, and when the server stops.
+    hosts: the accepted `Host` headers; None for any. token: required in requests; None for no token. note: called from
+    time to time after new answers, and when the server stops.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ReviewServer:
     ) -> None:
         self._assignments, self._views, self._hosts, self._token = assignments, views, hosts, token
         self._note, self._noted = note, True
-        self._one = threading.Lock()  # held while the assignments are called
+        self._one = threading.Lock()  # held during calls of the assignments
         self._room = Room(LIMITS.bodies)
 
     def app(self) -> FastAPI:
@@ -112,14 +112,14 @@ class ReviewServer:
         await asyncio.to_thread(self._note)
 
     async def _note_often(self) -> None:
-        """Note what people said, where they said something since."""
+        """Call `note` regularly, if there are new answers."""
         while True:
             await asyncio.sleep(_NOTE_SECONDS)
             if not self._noted:
                 self._noted = True
                 try:
                     await asyncio.to_thread(self._note)
-                except Exception as error:  # MLflow's and its database's are of many kinds; answers are in their file
+                except Exception as error:  # MLflow and its database raise many kinds; the answers are in their file
                     self._noted = False
                     _LOG.warning("what people said is not noted in MLflow yet: %s", error)
 
@@ -130,7 +130,7 @@ class ReviewServer:
             question = await self._locked(lambda: self._assignments.next(person, time.time()))
             try:
                 return self._told({"question": None if question is None else await self._view(question)})
-            except AttendError as error:  # its photograph is gone
+            except AttendError as error:  # its photograph is missing or has changed
                 _LOG.warning("%s: not asked about", error)
                 if question is not None:
                     await self._locked(partial(self._assignments.drop, question.picture))
@@ -159,7 +159,7 @@ class ReviewServer:
         if answer is None:
             raise RefusedError(409, "there is nothing to undo")
         try:
-            # Before they lose what they have now.
+            # Before undoing, because that takes their current question from them.
             await asyncio.to_thread(self._views.read, answer["picture"], answer["name"])
             question = await self._locked(lambda: self._assignments.undo(person, number, time.time()))
             view = None if question is None else await self._view(question)
@@ -183,16 +183,16 @@ class ReviewServer:
         return {"status": "ok"}
 
     def _told(self, values: dict[str, Any]) -> Response:
-        """Return a response with these values, and how many questions are left."""
+        """Return a response with these values and the number of questions left."""
         left, number = self._assignments.counts
         return JSONResponse({**values, "left": left, "of": number})
 
     async def _view(self, question: Question) -> QuestionView:
-        """Return what the page shows of a question; AttendError where its photograph is gone."""
+        """Return the page's data for a question; AttendError if its photograph is missing or has changed."""
         return await asyncio.to_thread(self._views.view, question)
 
     async def _locked(self, call: Callable[[], _T]) -> _T:
-        """Return what a call of the assignments returns, made when no other is under way."""
+        """Return the result of a call of the assignments, made while no other call runs."""
 
         def alone() -> _T:
             with self._one:
@@ -201,7 +201,7 @@ class ReviewServer:
         return await asyncio.to_thread(alone)
 
     async def _fields(self, request: Request, model: type[_M]) -> _M:
-        """Return the fields of a request, whose body must be of this model; RefusedError for any other request."""
+        """Return the fields of a request whose body must match this model; RefusedError for any other request."""
         self._admit(request)
         # A page of another site cannot send this type without a CORS preflight, which this server refuses.
         if media_type_of(request.headers.get("content-type", "")) != "application/json":
@@ -211,7 +211,7 @@ class ReviewServer:
             return validated(model, await read_body(request, LIMITS, take))
 
     def _admit(self, request: Request) -> None:
-        """Raise RefusedError where a request has not the token, or is sent by a page of another site."""
+        """Raise RefusedError if a request lacks the token, or is sent by a page of another site."""
         check_origin(request)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
