@@ -1,1 +1,1 @@
-"""The page of a project: its captions, scores and history, and what the next run would do."""
+"""The page of a project: its captions, scores and history, and the plan of the next run."""

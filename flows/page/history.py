@@ -1,4 +1,4 @@
-"""The history of a config's runs: a line of JSON for each that did something, in the workspace's folder `history`."""
+"""The history of a config's runs: a line of JSON for each run that did work, in the workspace's folder `history`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HISTORY = "history"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Hold what a run left behind.
+    """The results of a run.
 
-    time: when it ended (Unix). ran: the stages that ran. counts: pictures by split, and captions. scores: by name,
-    value, low and high end of the 95 % interval, in percent. version, why: of the registered version, if any.
+    time: of its end (Unix). ran: the stages that ran. counts: pictures by split, and captions. scores: by name, the
+    value and the low and high end of the 95 % interval, in percent. version, why: of the registered version, if any.
     """
 
     time: float
@@ -35,7 +35,7 @@ class RunRecord:
 
 
 def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str]) -> None:
-    """Append a run to the history. made: the artifacts that are there now, by kind. ran: the stages that ran."""
+    """Append a run to the history. made: the current artifacts, by kind. ran: the stages that ran."""
     values: dict[str, Any] = {"time": time.time(), "ran": list(ran)}
     if "ingest" in made:
         values["counts"] = made["ingest"].ledger.counts
@@ -48,14 +48,14 @@ def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str])
     path = history_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        # A run that was killed here may have left a line without its end. One write: two runs do not mix their lines.
+        # A run killed here may have left an incomplete line. One write, so that two runs do not mix their lines.
         file.write(f"\n{json.dumps(asdict(RunRecord(**values)))}\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_history(config: Config) -> list[RunRecord]:
-    """Return the runs of a config, the oldest first. A line that was cut off is left out."""
+    """Return the runs of a config, oldest first. An incomplete line is left out."""
     try:
         lines = history_file(config).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -37,11 +37,11 @@ _SHOWN = 8  # pictures with captions
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
 _PLOT = (6.4, 2.8)  # inches
-_NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
+_NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and of the gaps, in pixels
 
 
 def last_page(workspace: Path) -> Path:
-    """Return the page of a workspace that was written last. Raises AttendError where there is none."""
+    """Return the page of a workspace that was written last. Raises AttendError if there is none."""
     pages = sorted((workspace / _FOLDER).glob("*.html"), key=lambda path: path.stat().st_mtime)
     if not pages:
         raise AttendError(f"{workspace}: has no page yet: name the preset or YAML file of a run, or give --workspace")
@@ -54,7 +54,7 @@ def page_path(config: Config) -> Path:
 
 
 def write_page(config: Config, statuses: Sequence[Status]) -> Path:
-    """Write the page of a config, and return its path. statuses: the plan as it is now."""
+    """Write the page of a config, and return its path. statuses: the current plan."""
     history = read_history(config)
     path = page_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _captions(config: Config, statuses: Sequence[Status]) -> str:
         corpus = read_predictions(artifacts["evaluate"].path / PREDICTIONS)
         chosen = random.Random(0).sample(sorted(corpus), min(_SHOWN, len(corpus)))
         files = files_by_digest(artifacts["ingest"].path, config.data, chosen)
-    except (AttendError, OSError) as error:  # the run itself has ended well
+    except (AttendError, OSError) as error:  # the run itself has succeeded
         return f"<p>The captions cannot be shown: {html.escape(str(error))}</p>"
     cards = [_card(corpus[digest], digest, files[digest]) for digest in chosen if digest in files]
     about = "Held-out pictures, drawn at random, with the captions of the latest evaluation."
@@ -93,7 +93,7 @@ def _captions(config: Config, statuses: Sequence[Status]) -> str:
 
 
 def _card(item: ScoredCaption, digest: str, path: Path) -> str:
-    """Return a picture with its caption and a person's; without the picture where it is a grid, or cannot be read."""
+    """Return a picture with its caption and a person's; without the picture if it is a grid or cannot be read."""
     caption, person = (html.escape(" ".join(words)) for words in (item.caption, item.references[0]))
     try:
         jpeg, width, height = thumbnail(decode(read_photograph(digest, path)))
@@ -105,7 +105,7 @@ def _card(item: ScoredCaption, digest: str, path: Path) -> str:
 
 
 def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:
-    """Return the data set in a sentence, as it is in the manifest."""
+    """Return a sentence about the data set, from the manifest."""
     artifact = next((status.artifact for status in statuses if status.stage.kind == "ingest"), None)
     counts = artifact.ledger.counts if artifact is not None else history[-1].counts if history else {}
     if not counts:
@@ -170,7 +170,7 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
 
 
 def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> str:
-    """Return a plot of the versions' scores, as SVG. champion: the version that is champion now."""
+    """Return a plot of the versions' scores, as SVG. champion: the current champion's version."""
     figure, axis = plot(_PLOT, title=f"{score} (diamond: champion)")
     for place, run in enumerate(runs):
         value, low, high = run.scores[score]
@@ -191,7 +191,7 @@ def _score_text(run: RunRecord, score: str) -> str:
 
 
 def _stages(statuses: Sequence[Status]) -> str:
-    """Return a table of the stages: state, reason, time, and the artifacts that each was made from, by its ledger."""
+    """Return a table of the stages: state, reason, time, and upstream artifacts, from the ledgers."""
     rows = []
     for status in statuses:
         ledger = status.artifact.ledger if status.artifact is not None else None
@@ -210,7 +210,7 @@ def _stages(statuses: Sequence[Status]) -> str:
 
 
 def _graph(stages: Sequence[Stage], states: dict[Stage, str]) -> str:
-    """Return the graph of the stages as SVG, an arrow from each stage to those that need it."""
+    """Return the graph of the stages as SVG, with an arrow from each stage to the stages that need it."""
     depth: dict[Stage, int] = {}
     for stage in stages:
         depth[stage] = 1 + max((depth[item] for item in stage.upstream() if item in depth), default=-1)
@@ -247,7 +247,7 @@ def _graph(stages: Sequence[Stage], states: dict[Stage, str]) -> str:
 
 
 def _next_run(statuses: Sequence[Status]) -> str:
-    """Return what the next run would do."""
+    """Return the stages that the next run would run, with the reasons."""
     stale = [status for status in statuses if not status.fresh]
     if not stale:
         return "<p>Nothing: every stage is up to date.</p>"
@@ -256,7 +256,7 @@ def _next_run(statuses: Sequence[Status]) -> str:
 
 
 def _runs(history: Sequence[RunRecord]) -> str:
-    """Return a table of the last runs that did something."""
+    """Return a table of the last runs in which a stage ran."""
     rows = [
         (minute(run.time), ", ".join(run.ran), f"{int(run.counts.get('pictures', 0)):,}") for run in history[:-21:-1]
     ]
