@@ -5,7 +5,7 @@
     captioner = attend.load("models:/photos@champion")
     print(captioner("photo.jpg").caption)
 
-Errors that a user can mend are `AttendError`, whose message is one line.
+Errors that a user can fix are `AttendError`, whose message is one line.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["AttendError", "Captioner", "RunResult", "StageStatus", "load", "run", "status"]
 
-_BATCH = 64  # pictures that are in memory at once
+_BATCH = 64  # pictures in memory at once
 _PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA"}
-_DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # of more than 8 bits: scaled by the range that is used
+_DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: scaled by the range of their values
 
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image"
 
 
 class Captioner:
-    """A captioner that takes photographs. Calls change nothing, so threads may share it.
+    """A captioner that takes photographs. Calls have no side effects, so threads may share it.
 
-    address: the version that was loaded, `models:/NAME/VERSION`, or the exported folder with its digest.
+    address: the loaded version, `models:/NAME/VERSION`, or the exported folder with its digest.
     """
 
     def __init__(self, address: str, captioner: Any) -> None:
@@ -54,14 +54,14 @@ class Captioner:
     def __call__(self, pictures: Picture | Iterable[Picture], **options: Any) -> Captioned | list[Captioned]:
         """Caption a photograph, or each photograph of an iterable.
 
-        pictures: a path, the bytes of a file (JPEG, PNG, WebP, ...), or an image of Pillow; or an iterable of these.
+        pictures: a path, the bytes of a file (JPEG, PNG, WebP, ...), or a Pillow image; or an iterable of these.
         options: `n_best=3` for alternatives, `attention=True` for the attention map of each word, `explain=True` for
         the training pictures that support the caption, `min_confidence=0.5` with `otherwise="..."`, and the fields of
-        `models.options.Decoding` (`beam`, `max_length`, ...) in place of the model's own.
+        `models.options.Decoding` (`beam`, `max_length`, ...), which replace the model's own.
 
-        Returns a result with `caption`, `confidence` and more: see `models.captioned.Captioned`. Of an iterable, the
-        result of a photograph that cannot be read has the reason as its `error`; a single one raises AttendError.
-        Raises AttendError for options that do not go together.
+        Returns a result with `caption`, `confidence` and more: see `models.captioned.Captioned`. If a photograph of an
+        iterable cannot be read, its result has the reason as its `error`; a single one raises AttendError.
+        Raises AttendError for options that cannot be combined.
         """
         single = isinstance(pictures, (str, os.PathLike, bytes, bytearray)) or _is_image(pictures)
         if not single and not isinstance(pictures, Iterable):
@@ -84,7 +84,7 @@ class Captioner:
         for number, picture in enumerate(pictures):
             try:
                 contents.append(_encoded(picture))
-            except (OSError, ValueError, RuntimeError) as error:  # of paths, and of images that are closed or empty
+            except (OSError, ValueError, RuntimeError) as error:  # from paths, and from closed or empty images
                 contents.append(b"")
                 unread[number] = getattr(error, "strerror", None) or str(error)
         try:
@@ -105,10 +105,10 @@ def load(
 ) -> Captioner:
     """Load a captioner.
 
-    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION` in the MLflow store of the workspace, or a folder that
-    `attend export` wrote. Default: the champion that was promoted last. workspace: a folder or URL. Default:
+    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION` in the MLflow store of the workspace, or a folder written by
+    `attend export`. Default: the champion that was promoted last. workspace: a folder or URL. Default:
     ATTEND_WORKSPACE, else ./workspace. runtime: `torch`, `onnx`, `onnx-float16` or `onnx-int8`; default: the first that
-    the model was registered with. Raises AttendError where there is no such model.
+    the model was registered with. Raises AttendError if there is no such model.
     """
     from tasks.config.machine import MachineConfig
     from tasks.mlflow_store.logged_model import load_captioner
@@ -143,10 +143,10 @@ class RunResult:
 
 
 def run(config: str | os.PathLike[str], *overrides: str, until: str = "register") -> RunResult:
-    """Bring a captioner up to date: run the stages that are stale, and no others, as `attend run` does.
+    """Bring a captioner up to date: run the stale stages, and no others, as `attend run` does.
 
     config: a YAML file or the name of a preset. overrides: settings such as `training.epochs=5`. until: the last stage
-    to run. Raises AttendError for a config that is refused, and where a stage fails; what is done is kept.
+    to run. Raises AttendError for an invalid config, or if a stage fails; finished work is kept.
     """
     from flows.configs import load as load_config
     from flows.operations.local_run import run as run_stages
@@ -169,7 +169,7 @@ def run(config: str | os.PathLike[str], *overrides: str, until: str = "register"
 
 
 def status(config: str | os.PathLike[str], *overrides: str, until: str = "register") -> list[StageStatus]:
-    """Return what `run` would do, and why, without running anything. Arguments and errors: as of `run`."""
+    """Return what `run` would do, and why, without running anything. Arguments and errors are those of `run`."""
     from flows.configs import load as load_config
     from flows.pipeline import build_pipeline
     from tasks.pipeline.plan import Plan
@@ -189,9 +189,9 @@ def _is_image(value: object) -> bool:
 
 
 def _encoded(picture: Any) -> bytes:
-    """Return the bytes of a picture's file; an image of Pillow becomes a PNG, upright.
+    """Return the bytes of a picture's file; a Pillow image becomes a PNG, upright.
 
-    Raises OSError where a file cannot be read, and AttendError for what is no picture.
+    Raises OSError if a file cannot be read, and AttendError for any other type.
     """
     if isinstance(picture, bytes | bytearray):
         return bytes(picture)

@@ -1,4 +1,4 @@
-"""Configs as commands and flows load them: with the captioner that training starts from, if they name one."""
+"""Loading of configs for commands and flows, including the captioner that training starts from, if one is named."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def load(preset_or_file: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def refusals(preset_or_file: str, overrides: Sequence[str] = ()) -> tuple[list[str], Config | None]:
-    """Return all that is wrong with a config, and the config without the fields at fault: see `schema.refusals`."""
+    """Return all errors of a config, and the config without the fields at fault: see `schema.refusals`."""
     return schema.refusals(preset_or_file, overrides, find_starting_point)

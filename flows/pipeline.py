@@ -1,8 +1,8 @@
 """The whole pipeline in order, from photographs and captions to a registered captioner.
 
-Each stage gets the sections of the config and the stages that it depends on. Stages run in the order of what they need
-(`Stage.needs`), which is that of the lines. Nothing runs here and nothing heavy is imported:
-tasks/pipeline/plan.py finds out which of these stages are stale, and flows/operations/run_flow.py has Prefect run them.
+Each stage gets the sections of the config and the stages that it depends on. Stages run in the order of their
+dependencies (`Stage.needs`), which is the order of the lines. Nothing runs here and nothing heavy is imported:
+tasks/pipeline/plan.py finds out which stages are stale, and flows/operations/run_flow.py runs them with Prefect.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tasks.training.self_critical import SelfCritical
 from tasks.training.train import DecoderStage, Train
 from tasks.training.tune import Tune, TunedDecoder
 
-_FROZEN_SUFFIX = "-frozen"  # ends the names of the stages before `tune`, whose backbone is frozen
+_FROZEN_SUFFIX = "-frozen"  # ends the names of the stages before `tune`, which use the frozen backbone
 
 
 def build_pipeline(config: Config) -> Pipeline:
-    """Return the stages of a config, in the order in which they run."""
+    """Return the stages of a config, in the order of running."""
     machine, start = config.machine, config.starting_point
-    # The stages before `tune` have the keys of a config without `tuning`: they share artifacts.
+    # The stages before `tune` have the same keys as in a config without `tuning`, so they share artifacts.
     suffix = "" if config.tuning is None else _FROZEN_SUFFIX
 
     manifest = Ingest(machine=machine, data=config.data)

@@ -1,4 +1,4 @@
-"""The beginning and the end of a run: its plan, while no other command changes the workspace, and what it saved."""
+"""The beginning and the end of a run: its plan, under the locks of the workspace, and the work that it saved."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def planned_run(
 ) -> Iterator[Plan]:
     """Yield the plan of a run, and keep `attend workspace prune` out of the workspace for the length of the block.
 
-    The workspace is made where there is none. Files that a crashed run may have damaged are read, and with `verify` all
-    files. doing: a description of the run, for messages. alone: first wait until no other such run of the config's name
-    is going on, so that eight commands at once do not each start Prefect. Raises AttendError where the data, the
-    workspace or the MLflow store cannot be used.
+    The workspace is created if there is none. The digests of files that a crashed run may have damaged are checked, or
+    those of all files with `verify`. doing: a description of the run, for messages. alone: first wait until no other
+    such run of the config's name is active, so that eight commands at once do not each start Prefect. Raises
+    AttendError if the data, the workspace or the MLflow store cannot be used.
     """
     pipeline, workspace, doing = build_pipeline(config), Workspace(config.workspace), doing or f"run of {config.name}"
     if alone and workspace.root.is_dir() and not workspace.is_writable():
         plan = Plan(pipeline, until, read="all" if verify else "suspects").update()
-        if plan.fresh:  # nothing has to be written
+        if plan.fresh:  # nothing to write
             yield plan
             return
-    # Data that cannot be read is refused before a workspace is made; in one that exists, other runs are awaited first.
+    # Unreadable data is refused before a workspace is created; in an existing one, other runs are awaited first.
     first = None if workspace.root.is_dir() else Plan(pipeline, until, read="suspects")
     workspace.prepare()
     with (
@@ -51,8 +51,8 @@ def planned_run(
 def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
     """Return a message about the work that a run did not repeat: pictures extracted earlier, and time of fresh stages.
 
-    Empty if the run repeated everything. before: the statuses when the run began. made: the artifacts when it ended,
-    by kind.
+    Empty if the run repeated everything. before: the statuses when the run began. made: the artifacts when it ended, by
+    kind.
     """
     fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
     seconds = sum(artifact.ledger.seconds for artifact in fresh)

@@ -1,4 +1,4 @@
-"""Preflight checks: all that would stop or spoil a run, at once, in seconds, without Prefect, MLflow or training."""
+"""Preflight checks: all problems that would stop or spoil a run, in seconds, without Prefect, MLflow or training."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from tasks.pipeline.ledger import digest_of
 if TYPE_CHECKING:
     from tasks.data.survey import Compare, Survey
 
-VERDICTS = "checks"  # a workspace's folder of the last verdicts
-_UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
-_NEW = 0.5  # the same, of held-out captions
-_CUT = 0.1  # share of the captions that are cut, above which it is told
-_LOST = 0.05  # words that lose their symbols, for each caption, above which a warning says so
-_SAME, _LONG = 0.3, 5  # share of held-out pictures whose captions train has, and words of such a caption
-_WORDY = 100  # words of a caption that is none
-_COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
+VERDICTS = "checks"  # the workspace's folder of the last verdicts
+_UNKNOWN = 0.1  # warn above this share of the captions' words that are not in the vocabulary
+_NEW = 0.5  # the same, for held-out captions
+_CUT = 0.1  # warn above this share of captions that are cut
+_LOST = 0.05  # warn above this number of words per caption that lose their symbols
+_SAME, _LONG = 0.3, 5  # share of held-out pictures with captions from train, and the words of such a caption
+_WORDY = 100  # a text with more words is not a caption
+_COMMON = 0.02  # warn above this share of pictures with the same caption
 _FREE = 1 << 30  # bytes
-_SAMPLE = 200  # rows by whose captions their script is told
-_GROUPS = 3  # of near-duplicates that are shown
-_FEW, _SAMPLED = 2_000, 300  # so many pictures have all their pixels read; of more, so many have
+_SAMPLE = 200  # rows whose captions determine the script
+_GROUPS = 3  # groups of near-duplicates to show
+_FEW, _SAMPLED = 2_000, 300  # up to `_FEW` pictures, the pixels of all are read; otherwise those of `_SAMPLED`
 
 Kind = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that stops a run (error), or makes its model worse than it need be (warning)."""
+    """A problem that stops a run (error), or makes its model worse than necessary (warning)."""
 
     kind: Kind
     about: str
@@ -59,11 +59,11 @@ class Problem:
 
 @dataclass
 class Verdict:
-    """Hold the findings of a check, and how much it looked at.
+    """The findings of a check, and its extent.
 
-    pixels: pictures whose pixels were read. compared: those among which near-duplicates were looked for, None where
-    there is nothing to compare. grid_bytes: the size of a picture's grid; None where the backbone was not built.
-    listed: the file that lists all findings; None where there is no workspace yet.
+    pixels: the number of pictures whose pixels were read. compared: the number of pictures searched for
+    near-duplicates; None if there is nothing to compare. grid_bytes: the size of a picture's grid; None if the backbone
+    was not built. listed: the file that lists all findings; None if there is no workspace yet.
     """
 
     findings: list[Problem] = field(default_factory=list)
@@ -87,10 +87,10 @@ class Verdict:
 def verdict_of(
     preset: str, overrides: list[str], sample: int | None = None, near_duplicates: bool | None = None
 ) -> Verdict:
-    """Return what is wrong with a config and its data.
+    """Return the problems of a config and its data.
 
-    sample: pictures whose pixels are read; None for all where they are few, else some. near_duplicates: whether they
-    are looked for; None for yes where that takes minutes at most.
+    sample: the number of pictures whose pixels are read; None for all if they are few, else some. near_duplicates:
+    whether to search for them; None to search if that takes minutes at most.
     """
     begun = time.monotonic()
     found, config = refusals(preset, overrides)
@@ -116,8 +116,8 @@ def verdict_of(
 def _check_data(
     verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int | None, near_duplicates: bool | None
 ) -> None:
-    """Add what is wrong with a data set. config: None where its other sections are not valid."""
-    from tasks.data.survey import survey  # loads pyarrow, while the weights are checked already
+    """Add the problems of a data set. config: None if its other sections are not valid."""
+    from tasks.data.survey import survey  # loads pyarrow, while the weights are already being checked
 
     captions = config.captions if config is not None else CaptionsConfig()
     evaluation = config.evaluation if config is not None else EvaluationConfig()
@@ -154,7 +154,7 @@ def _check_data(
 
 
 def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float) -> None:
-    """Add the faulty pictures; unreadable ones as errors where a run would not leave so many out (grids.max_failed)."""
+    """Add the faulty pictures; unreadable ones are errors if a run would not leave so many out (grids.max_failed)."""
     from tasks.data.picture_files import picture_faults
 
     headers, pixels, one_colour = picture_faults([found.paths[row.name] for row in found.rows], sample)
@@ -170,9 +170,9 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
 
 
 def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
-    """Yield the pictures that are the same as another, those across splits first, and those without captions.
+    """Yield pictures with the same content, those across splits first, and pictures without captions.
 
-    The same picture in two sources is meant to be: it counts once.
+    The same picture in two sources is intended: it counts once.
     """
     from tasks.data.survey import uncaptioned
 
@@ -194,20 +194,20 @@ def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
 
 
 def _is_photographs(data: DatasetOptions) -> bool:
-    """Return whether near-duplicates mean anything: generated scenes look alike, and grids are no pictures."""
+    """Return whether near-duplicates are meaningful: generated scenes look alike, and grids are not pictures."""
     return not data.has_grids and not data.has_facts
 
 
 def _compared(data: DatasetOptions, near_duplicates: bool | None) -> Compare:
-    """Return when near-duplicates are looked for, by the option of the command: None, where it is not given."""
+    """Return when to search for near-duplicates. near_duplicates: the command's option; None if it is not given."""
     if near_duplicates and not data.has_grids:
         return "all"
     return "few" if near_duplicates is None and _is_photographs(data) else "to divide"
 
 
 def _near_duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
-    """Yield how many near-duplicates there are across splits, which is graver, and within them; and the first few."""
-    rows: dict[str, tuple[str, str]] = {}  # the first of each content: the same file several times is told elsewhere
+    """Yield the number of near-duplicates across splits, which is more serious, and within them, with the first few."""
+    rows: dict[str, tuple[str, str]] = {}  # the first row of each content; `_duplicates` reports identical files
     for row, split in zip(found.rows, found.splits or [""] * len(found.rows), strict=True):
         rows.setdefault(found.digests.get(row.name, ""), (row.name, split))
     across: list[list[tuple[str, str]]] = []
@@ -234,7 +234,7 @@ def _near_duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
 
 
 def _shown(groups: list[list[tuple[str, str]]], with_splits: bool) -> str:
-    """Return the first groups of (name, split), the names of each with `~` between them."""
+    """Return the first groups of (name, split), with `~` between the names of a group."""
     shown = [
         " ~ ".join(f"{name} ({split})" if with_splits else name for name, split in _ends(members))
         for members in groups[:_GROUPS]
@@ -243,13 +243,13 @@ def _shown(groups: list[list[tuple[str, str]]], with_splits: bool) -> str:
 
 
 def _ends(members: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return two members of a group, of two splits where it has them."""
+    """Return two members of a group, of different splits if it has them."""
     first = members[0]
     return [first, next((member for member in members if member[1] != first[1]), members[1])]
 
 
 def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
-    """Yield captions that are no captions or the same, and settings that lose much of them."""
+    """Yield captions that are unusable or repeated, and settings that lose much of the captions."""
     from tasks.data.caption_text import unknown_share
     from tasks.data.survey import rough_words
 
@@ -287,7 +287,7 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
 
 
 def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
-    """Yield what a tokeniser drops of captions, what in them is no language, and what may be several captions."""
+    """Yield words that the tokeniser drops, markup, and texts that may be several captions."""
     from tasks.data.caption_text import KEEPS_ALL, lost_words, markup, several_in_one
 
     texts = [text for row in found.rows for text in row.captions]
@@ -308,7 +308,7 @@ def _most(counts: Counter[str]) -> str:
 
 
 def _same_captions(found: Survey) -> Iterator[str]:
-    """Yield that held-out pictures have captions of train, as those of one thing in several views have."""
+    """Yield a message if many held-out pictures have captions of train, as several views of one thing do."""
     trained = {text for row in found.of_split("train") for text in row.captions}
     held_out = [row for split in ("dev", "test") for row in found.of_split(split)]
     same = [row for row in held_out if all(text in trained and len(text.split()) >= _LONG for text in row.captions)]
@@ -320,7 +320,7 @@ def _same_captions(found: Survey) -> Iterator[str]:
 
 
 def _metric_faults(found: Survey, evaluation: EvaluationConfig) -> Iterator[str]:
-    """Yield the metrics that do not know the language of the captions."""
+    """Yield the metrics that do not support the language of the captions."""
     if not is_latin(caption for row in found.rows[:_SAMPLE] for caption in row.captions):
         for name in evaluation.metrics:
             if METRICS[name].only_latin:
@@ -345,7 +345,7 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
 
 
 def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future[tuple[str, int | None]]:
-    """Start the check of the backbone, in a process of its own where it loads torch, which takes as long as the rest.
+    """Start the check of the backbone, in a subprocess if it loads torch, which takes as long as all other checks.
 
     stack: ends the process.
     """
@@ -356,7 +356,7 @@ def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:
-    """Yield why a run cannot write to the workspace; one that is not there yet is not made."""
+    """Yield why a run cannot write to the workspace; a missing workspace is not created."""
     folder = config.workspace
     try:
         folder = _existing(folder)
@@ -374,12 +374,12 @@ def _workspace_faults(config: Config) -> Iterator[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder, or the first above it that is there: a run makes it in that. Raises OSError as `exists` does."""
+    """Return a folder, or its closest existing parent, where a run would create it. Raises OSError as `exists` does."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
-    """Yield a line where the grids that are not in the workspace yet need more space than is free on its disk."""
+    """Yield a line if the grids missing in the workspace need more space than is free on its disk."""
     from tasks.grids.store import folder_size
 
     grids = config.workspace / "grids"
@@ -388,7 +388,7 @@ def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
     try:
         free = shutil.disk_usage(_existing(grids)).free
         needed = verdict.pictures * verdict.grid_bytes - folder_size(grids)
-    except OSError:  # `_workspace_faults` says so
+    except OSError:  # `_workspace_faults` reports it
         return
     if needed > free:
         yield (
@@ -398,10 +398,10 @@ def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
 
 
 def _keep(verdict: Verdict, config: Config) -> None:
-    """Keep a verdict in the workspace, for `attend status`, where there is one that can be written."""
+    """Save a verdict in the workspace, for `attend status`, if there is a writable one."""
     if not config.workspace.is_dir():
         return
-    is_read = not verdict.count("error") and not config.data.unpacks  # tars were not read whole
+    is_read = not verdict.count("error") and not config.data.unpacks  # tars were not read completely
     record = {
         "data": digest_of(digests_of(config.data, config.machine)) if is_read else "",
         "errors": verdict.count("error"),
@@ -417,11 +417,11 @@ def _keep(verdict: Verdict, config: Config) -> None:
         write_atomically(path.with_suffix(".txt"), "".join(lines))
         verdict.listed = str(path.with_suffix(".txt"))
     except OSError:
-        return  # the verdict says so itself
+        return  # the verdict reports it
 
 
 def last_verdict(config: Config) -> str:
-    """Return the last verdict on a config in a line; empty where it was not checked."""
+    """Return the last verdict on a config in one line; empty if it was not checked."""
     try:
         record = json.loads((config.workspace / VERDICTS / f"{config.name}.json").read_text(encoding="utf-8"))
         at = minute(record["time"])

@@ -1,4 +1,4 @@
-"""The log of a run that ends after `evaluate`: its scores and files go to MLflow too, though nothing is registered."""
+"""The log of a run that ends after `evaluate`: its scores and files go to MLflow, although nothing is registered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.registry.register import Register
 
 
 def log_evaluation(config: Config, plan: Plan) -> None:
-    """Log the evaluated training of a config in MLflow, unless it is not fresh or is logged already."""
+    """Log the evaluated training of a config in MLflow, unless it is not fresh or is already logged."""
     registration = plan.pipeline.last
     assert isinstance(registration, Register)
     made = plan.artifacts
