@@ -1,1 +1,1 @@
-"""MLflow's store: its runs, its versions and the embedded database."""
+"""MLflow's store: its runs, its registered versions and the embedded database."""

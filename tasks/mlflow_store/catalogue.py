@@ -1,4 +1,4 @@
-"""The catalogue of registered versions: what each is, how it scored, and the report of its evaluation."""
+"""The catalogue of registered versions: their aliases, scores and model cards, and the reports of their evaluations."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVer
 
 
 def one_version(workspace: Path, address: str) -> CataloguedVersion:
-    """Return the version at an address. Raises AttendError where there is none."""
+    """Return the version at an address. Raises AttendError if there is none."""
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
     return _catalogued(version, client.get_registered_model(version.name).aliases)
 
 
 def _catalogued(version: ModelVersion, aliases: Mapping[str, Any]) -> CataloguedVersion:
-    """Return what is listed of a version. aliases: of its model, with the number of the version that has each."""
+    """Return a version's entry in the catalogue. aliases: of its model, alias -> version number."""
     return CataloguedVersion(
         address=address_of(version),
         aliases=sorted(alias for alias, own in aliases.items() if str(own) == number(version)),
@@ -65,7 +65,7 @@ def _catalogued(version: ModelVersion, aliases: Mapping[str, Any]) -> Catalogued
 
 
 def write_version_report(workspace: Path, address: str, out: Path) -> None:
-    """Write the report of the evaluation that a version was registered with. Raises AttendError where there is none."""
+    """Write the report of a registered version's evaluation. Raises AttendError if there is none."""
     from mlflow.exceptions import MlflowException
 
     client = tracking.connect(workspace, must_exist=True)
@@ -85,8 +85,8 @@ def write_version_report(workspace: Path, address: str, out: Path) -> None:
 def write_report_of(client: MlflowClient, version: ModelVersion, out: Path) -> None:
     """Write a version's report into a file.
 
-    Raises LookupError where it was registered without an evaluation, MlflowException where MLflow does not have the
-    report, and OSError where the file cannot be written.
+    Raises LookupError if it was registered without an evaluation, MlflowException if MLflow does not have the report,
+    and OSError if the file cannot be written.
     """
     if EVALUATION not in version.tags:
         raise LookupError("it was registered without an evaluation")

@@ -1,7 +1,7 @@
-"""The SQLite database of the MLflow store that is embedded in a workspace: created and upgraded whole, or not at all.
+"""The SQLite database of a workspace's embedded MLflow store, created and upgraded atomically.
 
-MLflow creates and upgrades its tables in many transactions, and cannot go on where it was killed between them. So it
-works on a draft, which is then renamed. The version of MLflow that finished it is written beside it.
+MLflow creates and upgrades its tables in many transactions, and cannot continue if it was killed between them. So it
+works on a draft, which is then renamed. A file beside the database records the version of MLflow that finished it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _DRAFT = ".mlflow.db.draft"
 
 
 def prepare_database(workspace: Path, may_write: bool = True) -> None:
-    """Create the workspace's database, or upgrade one that another version of MLflow made.
+    """Create the workspace's database, or upgrade one from another version of MLflow.
 
     may_write: whether this process may write to the workspace; the caller then holds the lock `mlflow-store`. Raises
-    AttendError where MLflow cannot upgrade a database, or where it may not be written.
+    AttendError if MLflow cannot upgrade a database, or if an upgrade is needed but not allowed.
     """
     import mlflow
 
@@ -45,10 +45,10 @@ def prepare_database(workspace: Path, may_write: bool = True) -> None:
                 contextlib.closing(sqlite3.connect(database)) as source,
                 contextlib.closing(sqlite3.connect(draft)) as target,
             ):
-                source.backup(target)  # as its last whole transaction left it
+                source.backup(target)  # the state after its last complete transaction
             _upgrade_tables(draft)
         uri = f"sqlite:///{draft}"
-        mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)  # creates the tables where there are none
+        mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)  # creates the tables if there are none
     except Exception as error:
         if not database.is_file():
             raise
@@ -64,7 +64,7 @@ def prepare_database(workspace: Path, may_write: bool = True) -> None:
 
 
 def _is_up_to_date(database: Path) -> bool:
-    """Return whether the tables are those of this version of MLflow; False for a database that cannot be read."""
+    """Return whether the tables match this version of MLflow; False for a database that cannot be read."""
     import sqlalchemy
     from mlflow.store.db.utils import _get_latest_schema_revision, _get_schema_version
 
@@ -79,13 +79,13 @@ def _is_up_to_date(database: Path) -> bool:
 
 
 def _new_draft(workspace: Path) -> Path:
-    """Return the path of the draft, after removing what a killed process left of an earlier one."""
+    """Return the path of the draft, after removing drafts left by killed processes."""
     for path in workspace.glob(f"{_DRAFT}*"):
         path.unlink()
     if not (workspace / DATABASE).exists():
-        for path in workspace.glob(f"{DATABASE}-*"):  # SQLite would take them for the journal of the new database
+        for path in workspace.glob(f"{DATABASE}-*"):  # SQLite would use them as the journal of the new database
             path.unlink()
-    return workspace / f"{_DRAFT}-{secrets.token_hex(4)}"  # MLflow keeps its connections to a path
+    return workspace / f"{_DRAFT}-{secrets.token_hex(4)}"  # a new name, because MLflow caches connections by path
 
 
 def _upgrade_tables(draft: Path) -> None:

@@ -33,7 +33,7 @@ _LOGGED = "attend.logged"  # tag of a training's run: the evaluations whose file
 def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any]) -> None:
     """Log an evaluated training that is not registered, unless it is logged already.
 
-    artifacts: what the captioner is made from. params: the parameters of the training's run.
+    artifacts: the captioner's. params: the parameters of the training's run.
     """
     scores, evaluation = read_scores(artifacts.scores.path), evaluation_name(artifacts)
     with training_log(config.workspace, config.registry.model, artifacts.decoder.ledger.key, params) as log:
@@ -57,10 +57,7 @@ def evaluation_name(artifacts: CaptionerArtifacts) -> str:
 
 
 def log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
-    """Log a model's histories, weights, predictions and vocabulary, and the digests of its pictures.
-
-    They go to its training's run.
-    """
+    """Log a model's histories, weights, predictions, scores and vocabulary, and its pictures' digests in its run."""
     evaluation = evaluation_name(artifacts)
     decoder = artifacts.decoder.path
     files = [(decoder / HISTORY, "")]
@@ -87,7 +84,7 @@ def log_report(
     scratch: Path,
 ) -> None:
     """Write the evaluation's report and log it in the training's run."""
-    reads_others = config.data.has_grids != captioner.takes_grids  # photographs, of grids, or the reverse
+    reads_others = config.data.has_grids != captioner.takes_grids  # takes photographs from grids, or the reverse
     write_report(
         scratch / REPORT,
         f"{log.client.get_run(log.run_id).info.run_name}: {describe_pictures(scores)}",
@@ -110,8 +107,8 @@ def log_data_and_scores(
 ) -> str:
     """Log the scores in a child of the training's run, and the pictures that both runs read. Returns the child's id.
 
-    A training may be evaluated in several ways, each with a child of its own; the training's run gets the scores that
-    were logged last. model_id: of the logged model; None where there is none.
+    A training may be evaluated in several ways, each with a separate child; the training's run gets the scores that
+    were logged last. model_id: of the logged model; None if there is none.
     """
     client, name = log.client, evaluation_name(artifacts)
     for split, context in (("train", "training"), ("dev", "validation")):
@@ -127,5 +124,5 @@ def log_data_and_scores(
     figures = {**scores["scores"], **copied_figures(scores), **confidence_figures(scores)}
     log_scores(client, run_id, figures, model_id=model_id, pictures=scored)
     client.set_terminated(run_id)
-    log_scores(client, log.run_id, scores["scores"])  # by which trainings are sorted in MLflow's pages
+    log_scores(client, log.run_id, scores["scores"])  # MLflow's pages sort trainings by these
     return run_id

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Dataset
 
-_DIGEST = 32  # characters of a digest that MLflow takes
+_DIGEST = 32  # the maximum number of characters of a digest in MLflow
 
 
 def pictures_of(manifest: Artifact, config: Config, split: str) -> Dataset:
-    """Return the pictures of a split, that a model was trained or scored on, as MLflow records them."""
+    """Return the pictures of a split, on which a model was trained or scored, in MLflow's form."""
     from mlflow.entities import Dataset
 
     captions = sum(len(picture.captions) for picture in read_pictures(manifest.path, split))
@@ -32,13 +32,13 @@ def pictures_of(manifest: Artifact, config: Config, split: str) -> Dataset:
 
 
 def source_tags() -> dict[str, str]:
-    """Return MLflow's own tags for the program that a run is of, and its commit."""
+    """Return MLflow's own tags for the program of a run and its commit."""
     tags = {"mlflow.source.name": "attend", "mlflow.source.type": "LOCAL"}
     return tags | ({"mlflow.source.git.commit": commit()} if commit() else {})
 
 
 def log_pictures(client: MlflowClient, run_id: str, pictures: Dataset, context: str) -> None:
-    """Log a data set as an input of a run. context: what it is for, such as training."""
+    """Log a data set as an input of a run. context: its purpose, such as training."""
     from mlflow.entities import DatasetInput, InputTag
 
     client.log_inputs(run_id, datasets=[DatasetInput(pictures, [InputTag("mlflow.data.context", context)])])

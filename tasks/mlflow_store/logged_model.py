@@ -38,7 +38,7 @@ def bundle_of(runtime: str) -> str:
 
 
 def _input_of(captioner: Captioner) -> tuple[str, bytes]:
-    """Return the only column that a captioner takes, `image` or, of one without backbone, `grid`, and an example."""
+    """Return the only input column, `image` or, without a backbone, `grid`, and an example."""
     if not captioner.takes_grids:
         return "image", example()
     file = io.BytesIO()
@@ -47,12 +47,12 @@ def _input_of(captioner: Captioner) -> tuple[str, bytes]:
 
 
 def log_model(run_id: str, name: str, bundles: Mapping[str, Path], captioner: Captioner) -> str:
-    """Log the bundles of a captioner in a run as a pyfunc model made from code, and return its `models:/m-...` address.
+    """Log the bundles of a captioner in a run as a pyfunc model from code, and return its `models:/m-...` address.
 
-    name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first.
+    name: of the model in MLflow's pages. bundles: the folder of each runtime, the preferred one first.
 
-    MLflow installs what the preferred runtime needs: the packages of another, torch's of some gigabytes, are needed by
-    those alone who ask for it.
+    MLflow installs only the packages of the preferred runtime; those of other runtimes, such as torch's several
+    gigabytes, are needed only by users of these.
     """
     import mlflow
 
@@ -74,7 +74,7 @@ def log_model(run_id: str, name: str, bundles: Mapping[str, Path], captioner: Ca
 
 
 def _signature(column: str) -> Any:
-    """Return the signature: a binary column and parameters in; a caption with its details a row out."""
+    """Return the signature: a binary column and parameters in; one row per picture out, a caption with its details."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property
@@ -105,7 +105,7 @@ def _signature(column: str) -> Any:
             ]
         ),
         params=ParamSchema(
-            # The default, such as 0, stands for "as the model was evaluated".
+            # The default, such as 0, means "as the model was evaluated".
             [ParamSpec(name, kinds[kind], kind()) for name, kind in TYPES.items()]
         ),
     )
@@ -129,13 +129,13 @@ def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
 
 
 def open_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> LoadedBundle:
-    """Load the captioner of a version or an exported folder by the code saved with it.
+    """Load the captioner of a version or an exported folder with the code saved in it.
 
-    uri: the version's address, or the folder's name for messages. files: the folder of its files; None where they are
-    not on this machine, and are downloaded. runtime: what it is to run on; None for the first that it was registered
-    with and that is installed. Raises AttendError where there is no such captioner.
+    uri: the version's address, or the folder's name for messages. files: the folder of its files; None if they are not
+    on this machine and must be downloaded. runtime: None for the first of the version's runtimes that is installed.
+    Raises AttendError if there is no such captioner.
     """
-    if files is not None and (files / DIGEST).is_file():  # a folder that `attend export` wrote
+    if files is not None and (files / DIGEST).is_file():  # a folder written by `attend export`
         if runtime is not None:
             raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
         return load_bundle(files, uri)
@@ -147,13 +147,13 @@ def open_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    # The captioner's code may import more of its files while it is used.
+    # The captioner's code may import more of its files during use.
     weakref.finalize(loaded.captioner, shutil.rmtree, folder, ignore_errors=True)
     return loaded
 
 
 def download(uri: str, folder: Path) -> Path:
-    """Download the files of a version from the store that MLflow uses into a new folder, and return theirs."""
+    """Download the files of a version from MLflow's current store into a new folder, and return their folder."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -167,7 +167,7 @@ def download(uri: str, folder: Path) -> Path:
 
 
 def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path:
-    """Return the folder of a version's bundle for a runtime; AttendError where it has none, or none that is installed.
+    """Return the folder of a version's bundle for a runtime; AttendError if it has none, or none that is installed.
 
     files: of the version. runtime: see `open_captioner`.
     """
@@ -184,9 +184,9 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
 
 
 def runtimes_of(uri: str, files: Path) -> list[Runtime]:
-    """Return what a version runs on, the preferred first, by the files of its logged model.
+    """Return the runtimes of a version, the preferred one first, from the files of its logged model.
 
-    Raises AttendError where they cannot be read, and for a model that attend did not register.
+    Raises AttendError if they cannot be read, and for a model that attend did not register.
     """
     path = files / "MLmodel"
     try:

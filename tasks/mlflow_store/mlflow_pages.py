@@ -1,4 +1,4 @@
-"""MLflow's own pages, served on this machine for the store that is embedded in a workspace."""
+"""MLflow's own pages, served on this machine for a workspace's embedded store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.mlflow_store.tracking import connect, tracking_uri, without_credentia
 def mlflow_ui(workspace: Path, port: int) -> None:
     """Replace this process with MLflow's own server, which shows the workspace's embedded store until it is stopped.
 
-    Raise AttendError where the store is not embedded but a server, or does not exist.
+    Raises AttendError if the store is not embedded but a server, or does not exist.
     """
     if tracking_uri(workspace).startswith(("http://", "https://")):
         raise AttendError(
@@ -22,16 +22,16 @@ def mlflow_ui(workspace: Path, port: int) -> None:
         )
     if is_listening(port):
         raise AttendError(f"--port: {port} is taken by another program: give another port")
-    connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
+    connect(workspace, must_exist=True)  # upgrades the database if needed: MLflow's server would not do it atomically
     command = ui_command(workspace, port)
     print(f"MLflow: http://127.0.0.1:{port} in some seconds; Ctrl-C stops it", flush=True)
     os.execve(command[0], command, ui_environment())
 
 
 def ui_command(workspace: Path, port: int) -> list[str]:
-    """Return the command that serves the pages of an embedded store at a port of this machine.
+    """Return the command that serves the pages of an embedded store on a port of this machine.
 
-    Raise AttendError where MLflow's program is not installed beside this Python.
+    Raises AttendError if MLflow's program is not installed beside this Python.
     """
     program = Path(sys.executable).with_name("mlflow")
     if not program.exists():
@@ -44,7 +44,7 @@ def ui_command(workspace: Path, port: int) -> list[str]:
 
 
 def ui_environment() -> dict[str, str]:
-    """Return the environment variables to run `ui_command` with."""
+    """Return the environment variables for `ui_command`."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     return environment

@@ -1,4 +1,4 @@
-"""The settings and input files that a model was made with, as the parameters of its MLflow run."""
+"""The settings and input files of a model, as the parameters of its MLflow run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tasks.training.train import Train
 def run_params(stage: Stage, inputs: Inputs) -> dict[str, Any]:
     """Return `section.field` -> value for a training stage and all stages before it.
 
-    The digests of the files that they read are there too, as `grids.weights` and `decoder.NAME`. Fields that are None
-    are left out. inputs: name of a stage -> digests of its inputs from outside the workspace.
+    The digests of input files are included, as `grids.weights` and `decoder.NAME`. Fields that are None are left out.
+    inputs: name of a stage -> digests of its inputs from outside the workspace.
     """
     params: dict[str, Any] = {}
     files: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """The code that MLflow runs when a registered captioner is loaded: this file is copied into the model.
 
-It imports nothing from this project. The bundles beside it, one for each runtime, contain the captioner's
-code, and load.py, which loads it.
+It imports nothing from this project. The bundles beside it, one for each runtime, contain the captioner's code, and
+load.py, which loads it.
 """
 
 import importlib.util
@@ -11,16 +11,16 @@ from pathlib import Path
 import mlflow
 import pandas as pd
 
-# The package that each runtime needs, in the order in which they are tried.
+# The package that each runtime needs, in the order of trying.
 _PACKAGES = {"torch": "torch", "onnx": "onnxruntime", "onnx-float16": "onnxruntime", "onnx-int8": "onnxruntime"}
 
 
 def photographs_of(model_input, from_base64):
     """Return the encoded photographs, or .npy files of grids, a list of bytes, from any input that MLflow passes on.
 
-    The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text. From a dict of base64
-    texts, MLflow makes a data frame with a list in its only cell. from_base64: the bytes of a text; ValueError where it
-    is no base64.
+    The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text. MLflow converts a dict
+    of base64 texts into a data frame with a list in its only cell. from_base64: decodes a text; ValueError if it is
+    not base64.
     """
     if isinstance(model_input, pd.DataFrame):
         values = list(model_input["image"] if "image" in model_input else model_input.iloc[:, 0])
@@ -58,7 +58,7 @@ def _photograph(value, from_base64):
 def runtime_of(runtimes, artifacts):
     """Return the first runtime whose package is installed. artifacts: of the model, by name.
 
-    Raise MlflowException where the model has none of these runtimes, or no package for one is installed.
+    Raises MlflowException if the model has none of these runtimes, or no package for one is installed.
     """
     has = [name for name in _PACKAGES if artifact_of(name) in artifacts]
     known = [name for name in runtimes if name in has]
@@ -84,23 +84,23 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """The pyfunc model: a column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
-        """Load the captioner for the first runtime of the model that is installed; that in torch runs on a GPU, if any.
+        """Load the captioner for the model's first runtime that is installed; a torch captioner uses a GPU, if any.
 
-        `mlflow.pyfunc.load_model(address, model_config={"runtimes": ["onnx"]})` names others. Raise MlflowException
-        where there is none, or the files are not those that were registered.
+        `mlflow.pyfunc.load_model(address, model_config={"runtimes": ["onnx"]})` chooses others. Raises MlflowException
+        if there is none, or the files do not match those that were registered.
         """
         runtime = runtime_of((context.model_config or {}).get("runtimes") or ["torch"], context.artifacts)
         bundle = Path(context.artifacts[artifact_of(runtime)])
         try:
             self._captioner, self._requests = runpy.run_path(str(bundle / "load.py"))["load"](bundle)
-        except ValueError as error:  # files that are not those that were registered
+        except ValueError as error:  # the files do not match those that were registered
             raise mlflow.exceptions.MlflowException(str(error)) from None
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
         """Return a dict for each photograph: caption, tokens, token_probabilities, log_probability, confidence,
         alternatives, attention, error.
 
-        Raise MlflowException for parameters that are invalid or do not go together.
+        Raises MlflowException for parameters that are invalid or cannot be combined.
         """
         try:
             return self._requests.answer(

@@ -1,4 +1,4 @@
-"""The contents of registration.json: which version a captioner became, as a type."""
+"""The contents of registration.json: the version that a captioner became, as a type."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REGISTRATION = "registration.json"
 class RegistrationRecord(TypedDict):
     """A registered version.
 
-    model, version: in MLflow's registry. alias: champion or challenger. why: the reason for that, as a sentence. uri:
-    `models:/NAME/VERSION`. store: the address of the MLflow store, without credentials. run_id: of the training's run.
-    files: the folder of the model's files, where MLflow keeps them on this machine.
+    model, version: in MLflow's registry. alias: champion or challenger. why: the reason for the alias, as a sentence.
+    uri: `models:/NAME/VERSION`. store: the address of the MLflow store, without credentials. run_id: of the training's
+    run. files: the folder of the model's files, if MLflow stores them on this machine.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The runs in MLflow that trainings and evaluations are logged to.
+"""The MLflow runs of trainings and evaluations.
 
 Each trained model has one run, identified by the model's stage key: a resumed or repeated training logs to the same
 run. An evaluation has a run below it.
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 TRAIN_KEY = "attend.train_key"
 CHECKPOINTS = "checkpoints"  # folder of a training's run: its weights
 _EPOCHS = "attend.epochs"
-_PARAMS_PER_REQUEST = 100  # the most parameters that MLflow accepts in a request
+_PARAMS_PER_REQUEST = 100  # MLflow's maximum
 _EVALUATION = "attend.evaluation"
 PARENT_RUN = "mlflow.parentRunId"  # MLflow's own tag: its pages show the run below its parent
-EVALUATED_VERSION = "attend.version"  # tag of an evaluation's run: the address of the version that was scored
+EVALUATED_VERSION = "attend.version"  # tag of an evaluation's run: the address of the scored version
 
 
 def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -> str:
-    """Return the id of the experiment with this name, which is created where there is none.
+    """Return the id of the experiment with this name; create it if there is none.
 
-    One whose files are in another folder than this workspace, because the workspace was moved, gets another name.
+    If the workspace was moved, an experiment whose files are in the old folder is renamed, and a new one is created.
     """
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
         experiment = client.get_experiment_by_name(name)
@@ -61,13 +61,13 @@ def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -
             is_here = location is None or earlier is None or earlier.resolve() == location.resolve()
             if is_here or not is_embedded():
                 return str(experiment.experiment_id)
-            # The workspace was moved or copied. MLflow would go on writing to where it was.
+            # The workspace was moved or copied. MLflow would continue to write to the old folder.
             client.rename_experiment(experiment.experiment_id, f"{name} (files in {earlier})")
         return str(client.create_experiment(name, artifact_location=None if location is None else location.as_uri()))
 
 
 def check_experiment(workspace: Path, name: str) -> None:
-    """Raise AttendError where the experiment of this name is deleted: MLflow logs nothing to it, nor makes another."""
+    """Raise AttendError if the experiment with this name is deleted: MLflow neither logs to it nor creates another."""
     experiment = connect(workspace).get_experiment_by_name(name)
     if experiment is not None:
         _require_active(experiment, workspace)
@@ -90,9 +90,9 @@ class TrainingLog:
         self.client, self.run_id = client, run_id
 
     def epoch(self, row: dict[str, float], best: Path | None = None) -> None:
-        """Log a row of the training history, unless its epoch was logged before.
+        """Log a row of the training history, unless its epoch is already logged.
 
-        best: the file of its epoch's weights, which are logged too; None where an earlier epoch has better ones.
+        best: the file of the epoch's weights, which are logged too; None if an earlier epoch has better ones.
         """
         epoch = int(row["epoch"])
         if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, -1)):
@@ -104,24 +104,24 @@ class TrainingLog:
             from tasks.training.outputs import WEIGHTS  # loads torch
 
             with tempfile.TemporaryDirectory(prefix="attend-weights-") as folder:
-                named = Path(folder) / WEIGHTS  # an artifact has the name of its file
+                named = Path(folder) / WEIGHTS  # the artifact gets its file's name
                 named.symlink_to(best)
                 self.client.log_artifact(self.run_id, str(named), CHECKPOINTS)
 
     def try_log_epoch(self, row: dict[str, float], best: Path | None) -> None:
-        """Log a row as `epoch` does, but do not stop the training where MLflow fails: `register` logs the row later."""
+        """Log a row like `epoch`, but do not stop the training if MLflow fails: `register` logs the row later."""
         try:
             self.epoch(row, best)
-        except Exception as error:  # of MLflow, of the file system, and of the libraries that upload files
+        except Exception as error:  # from MLflow, the file system, and the libraries that upload files
             reason = reason_of(error)
             log.warning(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 
 
 @contextlib.contextmanager
 def training_log(workspace: Path, model: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
-    """Open the run of the model with this train key, resumed or new; its status says how the block ended.
+    """Open the run of the model with this train key, resumed or new; its status records how the block ended.
 
-    Where the process is killed, its note stays, and `close_dead_runs` ends the run later.
+    If the process is killed, its note stays, and `close_dead_runs` ends the run later.
     """
     client = connect(workspace)
     experiment = get_or_create_experiment(client, workspace, model)
@@ -133,9 +133,9 @@ def training_log(workspace: Path, model: str, train_key: str, params: dict[str, 
 
 @contextlib.contextmanager
 def _exclusive_run(workspace: Path, experiment: str, tag: str, key: str) -> Iterator[None]:
-    """Hold the lock of the run whose tag has this value, so that one process at a time logs to it.
+    """Hold the lock of the run whose tag has this value, so that only one process at a time logs to it.
 
-    A note of the run is written for the block, and stays where the block does not end well.
+    A note about the run exists during the block, and stays if the block fails.
     """
     with Workspace(workspace).lock(f"mlflow-{key[:20]}", f"MLflow run {key[:8]}"):
         note = _notes_folder(workspace) / f"{key[:20]}.json"
@@ -189,7 +189,7 @@ def log_scores(
 ) -> None:
     """Log scores as metrics of one step, all in one request.
 
-    model_id, pictures: the logged model and the pictures that they are of, by which MLflow compares models.
+    model_id, pictures: the logged model and the scored pictures, by which MLflow compares models.
     """
     from mlflow.entities import Metric
 
@@ -200,7 +200,7 @@ def log_scores(
 
 
 def dev_scores(client: MlflowClient, version: ModelVersion, names: Iterable[str]) -> dict[str, list[tuple[int, float]]]:
-    """Return name of a dev score -> its (epoch, value) pairs, of the training that a version is of."""
+    """Return name of a dev score -> its (epoch, value) pairs, from the training of a version."""
     if version.run_id is None:
         return {}
     run_id = str(version.run_id)
@@ -208,12 +208,12 @@ def dev_scores(client: MlflowClient, version: ModelVersion, names: Iterable[str]
 
 
 def flush_run(client: MlflowClient, run_id: str) -> None:
-    """Flush a run's files to the disk, which MLflow does not, where they are on this machine."""
+    """Flush a run's files to the disk if they are on this machine, because MLflow does not."""
     flush_location(str(client.get_run(run_id).info.artifact_uri))
 
 
 def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
-    """Return the id of the finished run that `log_evaluation` made for this key; None where there is no such run."""
+    """Return the id of the finished run of `log_evaluation` with this key; None if there is none."""
     experiment = get_or_create_experiment(client, workspace, model)
     query = f"tags.`{_EVALUATION}` = '{key}' and attributes.status = 'FINISHED'"
     runs = client.search_runs([experiment], query, max_results=1)
@@ -232,9 +232,9 @@ def log_evaluation(
 ) -> str:
     """Log the scores of a registered version, and the files that they were computed from, in a new run; return its id.
 
-    The run is a child of the training's. key: the digest that `find_evaluation_run` finds it by. scores: the content of
-    scores.json. folder: the folder that contains the files. model_id: of the version's logged model, if it is of one.
-    pictures: those that were captioned.
+    The run is a child of the training's. key: the digest by which `find_evaluation_run` finds it. scores: the content
+    of scores.json. folder: the folder that contains the files. model_id: of the version's logged model, if any.
+    pictures: the captioned ones.
     """
     experiment = get_or_create_experiment(client, workspace, version.name)
     name = f"{version.name} version {version.version} scored"

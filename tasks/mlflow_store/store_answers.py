@@ -1,7 +1,7 @@
-"""Answers of the embedded MLflow store, kept while its database stays as it is.
+"""Answers of the embedded MLflow store, cached until its database changes.
 
-MLflow takes seconds to load, and what `attend status` and `attend caption` ask it seldom changes. The answers are in a
-file of the workspace, with the state that the database had; of a database in another state none is used.
+MLflow takes seconds to load, and its answers to `attend status` and `attend caption` seldom change. They are cached in
+a file of the workspace together with the state of the database, and used only while that state is the same.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tasks.mlflow_store.embedded_store import DATABASE
 
 Answer = TypeVar("Answer")
 _FILE = "mlflow.db.answers"
-# https://www.sqlite.org/fileformat.html: the header's write version (2: a write-ahead log, in which a change leaves the
-# database file as it is), and the counter that each change of the file raises.
+# https://www.sqlite.org/fileformat.html: the header's write version (2: a write-ahead log, so that a change does not
+# modify the database file), and the counter that each change of the file increments.
 _HEADER, _WRITE_VERSION, _CHANGES = 100, 18, slice(24, 28)
 _ROLLBACK_JOURNAL = 1
 
 
 def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
-    """Return the kept answer to a question, else `answer()`, a JSON value, which is then kept.
+    """Return the cached answer to a question, else `answer()`, a JSON value, which is then cached.
 
-    It is not kept where the database changes meanwhile, or where the workspace cannot be written.
+    It is not cached if the database changes meanwhile, or if the workspace is not writable.
     """
-    # A registry of its own may be anywhere: what it answers is not kept.
+    # A separate registry may be anywhere, so its answers are not cached.
     state = "" if os.environ.get("MLFLOW_REGISTRY_URI") else _state(workspace)
     kept = _read(workspace / _FILE, state)
     if question in kept:
@@ -37,14 +37,14 @@ def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
         return found
     found = answer()
     if state and _state(workspace) == state:
-        kept = _read(workspace / _FILE, state)  # with what other processes asked meanwhile
-        with contextlib.suppress(OSError):  # then it is asked again, which is only slower
+        kept = _read(workspace / _FILE, state)  # including answers that other processes have added
+        with contextlib.suppress(OSError):  # it is asked again, which is only slower
             write_atomically(workspace / _FILE, json.dumps({"state": state, "answers": {**kept, question: found}}))
     return found
 
 
 def _state(workspace: Path) -> str:
-    """Return a text that differs between two states of the database; empty where it cannot be read."""
+    """Return a text that differs between any two states of the database; empty if it cannot be read."""
     path = workspace / DATABASE
     try:
         stat = path.stat()
@@ -58,7 +58,7 @@ def _state(workspace: Path) -> str:
 
 
 def _read(path: Path, state: str) -> dict[str, Any]:
-    """Return the answers that were kept for a state; none where there are none, or the file is damaged."""
+    """Return the answers cached for a state; none if there are none, or the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content["answers"]) if state and content["state"] == state else {}

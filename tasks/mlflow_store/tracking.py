@@ -1,4 +1,4 @@
-"""MLflow's store: which one it is, whether it answers, and whether it has what was registered."""
+"""MLflow's store: its address, whether it answers, and whether it has the registered versions."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from tasks.pipeline.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MLFLOW_UI = "ATTEND_MLFLOW_UI"  # address of the server that shows an embedded store, if there is one
+MLFLOW_UI = "ATTEND_MLFLOW_UI"  # variable with the address of a server that shows the embedded store, if any
 
 
 def tracking_uri(workspace: Path) -> str:
-    """Return MLFLOW_TRACKING_URI where it is set, else the address of an sqlite store embedded in the workspace."""
+    """Return MLFLOW_TRACKING_URI if it is set, else the address of the SQLite store embedded in the workspace."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/{DATABASE}"
 
 
 def is_embedded() -> bool:
-    """Return whether the store is the one embedded in the workspace, and not one that the user named."""
+    """Return whether the store is the one embedded in the workspace, rather than one that the user named."""
     return not os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def shown_tracking_uri(workspace: Path) -> str:
-    """Return `tracking_uri` without credentials, to be shown and stored."""
+    """Return `tracking_uri` without credentials, for display and storage."""
     return without_credentials(tracking_uri(workspace))
 
 
 def store_inputs() -> dict[str, str]:
-    """Return what a registration depends on beside its model: the address of its store, without credentials."""
+    """Return the input of a registration besides its model: the address of its store, without credentials."""
     return {"MLflow store": "embedded" if is_embedded() else without_credentials(os.environ["MLFLOW_TRACKING_URI"])}
 
 
 def without_credentials(uri: str) -> str:
-    """Return a store's address without user name, password and query, to be shown."""
+    """Return a store's address without user name, password and query, for display."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
-    """Return what is wrong where the embedded store lacks the version that `register` made, or its files.
+    """Return what is wrong if the embedded store lacks a version of the stage `register`, or its files.
 
-    Return None where it has them, and also where the store is a server's, which is not asked.
+    Return None if it has them. A server's store is not checked.
     """
     registration = read_registration(artifact.path)
     try:
@@ -76,12 +76,12 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
 
 
 def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
-    """Return whether the embedded store has a version; True where the store is a server's, which is not asked.
+    """Return whether the embedded store has a version; True without a check if the store is a server's.
 
-    Raises AttendError where the store's database cannot be read.
+    Raises AttendError if the store's database cannot be read.
     """
     if not _is_of_embedded_store(registration):
-        return True  # the server says so when the version is asked for
+        return True  # the server reports a missing version when it is used
     if not (workspace.root / DATABASE).is_file():  # MLflow would create it
         raise AttendError(f"{workspace.root / DATABASE}: no such file")
 
@@ -100,7 +100,7 @@ def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
     try:
         return ask(workspace.root, f"whether {registration['uri']} is there", answer)
     except PermissionError:
-        return True  # MLflow writes to what it reads: who may write to the workspace finds out
+        return True  # MLflow writes even when it reads, so this needs a user who may write to the workspace
 
 
 def _is_of_embedded_store(registration: RegistrationRecord) -> bool:
@@ -108,21 +108,21 @@ def _is_of_embedded_store(registration: RegistrationRecord) -> bool:
 
 
 def local_folder(location: str) -> Path | None:
-    """Return the folder of an MLflow location, a path or a URL; None where it is not on this machine."""
+    """Return the folder of an MLflow location, a path or a URL; None if it is not on this machine."""
     parts = urlsplit(location)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 
 def is_in_workspace(folder: str, workspace: Path) -> bool:
-    """Return whether a folder exists and is in the workspace, by whatever links."""
+    """Return whether a folder exists and is in the workspace, after resolving links."""
     return Path(folder).is_dir() and Path(folder).resolve().is_relative_to(workspace.resolve())
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:
-    """Raise AttendError, before any work is done, where the workspace's MLflow store cannot be used.
+    """Raise AttendError, before any work is done, if the workspace's MLflow store cannot be used.
 
-    That is: a server does not answer within 5 s; the workspace cannot contain an embedded store or its models; or there
-    is no embedded store and `must_exist` is set.
+    The reasons: a server does not answer within 5 s; the workspace cannot contain an embedded store or its models; or
+    there is no embedded store and `must_exist` is set.
     """
     uri = tracking_uri(workspace)
     if uri.startswith(("http://", "https://")):
@@ -142,9 +142,9 @@ def check_store(workspace: Path, must_exist: bool = False) -> None:
 
 
 def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
-    """Return MLflow's client for the workspace's store; an embedded store that does not exist yet is created.
+    """Return MLflow's client for the workspace's store; create an embedded store if there is none.
 
-    must_exist: raise AttendError where it does not exist, and do not create it.
+    must_exist: raise AttendError if it does not exist, instead of creating it.
     """
     check_store(workspace, must_exist)
     uri = tracking_uri(workspace)
@@ -153,7 +153,7 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(user_set["MLFLOW_REGISTRY_URI"] or uri)
     for name, value in user_set.items():
-        # MLflow writes the address to the environment, where it would be taken for one that the user set.
+        # MLflow writes the address to the environment, where it would look like one set by the user.
         if value is None:
             os.environ.pop(name, None)
     return _open_store(workspace, uri, user_set["MLFLOW_REGISTRY_URI"] or uri)
@@ -161,10 +161,10 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
 
 @functools.cache
 def _open_store(workspace: Path, uri: str, registry_uri: str) -> MlflowClient:
-    """Return the client of a store, whose database is created or upgraded first. A process opens each store once."""
+    """Return the client of a store; create or upgrade its database first. A process opens each store once."""
     import mlflow
 
-    # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
+    # MLflow's client creates and upgrades the tables of a database: two clients at once would break each other's.
     with _locked(workspace) as may_write:
         if is_embedded():
             prepare_database(workspace, may_write)
@@ -175,16 +175,16 @@ def _open_store(workspace: Path, uri: str, registry_uri: str) -> MlflowClient:
 
 @contextlib.contextmanager
 def _locked(workspace: Path) -> Iterator[bool]:
-    """Hold the lock of a workspace's store where the workspace may be written; yield whether it may."""
+    """Hold the lock of a workspace's store if the workspace is writable; yield whether it is."""
     may_write = Workspace(workspace).is_writable()
     with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
         yield may_write
 
 
 def client_of(uri: str) -> MlflowClient:
-    """Return MLflow's client for another store than the workspace's, which stays the one that MLflow's functions use.
+    """Return MLflow's client for another store, while MLflow's functions keep using the workspace's store.
 
-    Raises AttendError where its database cannot be read.
+    Raises AttendError if its database cannot be read.
     """
     mlflow = _quiet_mlflow()
     if uri.startswith("sqlite:///"):
@@ -196,12 +196,12 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def _quiet_mlflow() -> ModuleType:
-    """Return MLflow, imported so that it prints nothing and sends nothing."""
+    """Import MLflow so that it prints nothing and sends nothing, and return it."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results are printed there
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for our results
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     warnings.filterwarnings("ignore", module="mlflow")
     for name in ("mlflow", "alembic"):
@@ -214,12 +214,12 @@ def _quiet_mlflow() -> ModuleType:
 
 
 def check_server(uri: str, setting: str = "MLFLOW_TRACKING_URI") -> None:
-    """Raise AttendError where the MLflow server does not answer within 5 s. setting: what names it, for the message."""
+    """Raise AttendError if the MLflow server does not answer within 5 s. setting: its name, for the message."""
     shown = without_credentials(uri).rstrip("/")
     parts = urlsplit(uri)
     credentials, _, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health")
-    if credentials:  # urllib does not take them from the address
+    if credentials:  # urllib does not take them from the URL
         request.add_header("Authorization", f"Basic {base64.b64encode(unquote(credentials).encode()).decode()}")
     reason = why_silent(request)
     if reason is not None:
@@ -236,7 +236,7 @@ def run_page_url(store: str, run_id: str) -> str | None:
 
 
 def flush_location(location: str) -> None:
-    """Flush the files at an MLflow location to the disk, where it is on this machine and there are any."""
+    """Flush the files at an MLflow location to the disk, if they are on this machine."""
     folder = local_folder(location)
     if folder is not None and folder.is_dir():
         flush_all(folder)

@@ -1,4 +1,4 @@
-"""The pictures that a version was made from, kept in its run: pictures.parquet (digest, split, number of captions)."""
+"""The pictures of a version's data set, stored in its run: pictures.parquet (digest, split, number of captions)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionPictures:
-    """The pictures that a version was made from.
+    """The pictures of a version's data set.
 
     train: digest -> number of captions, of the train split. digests: of all splits.
     """
@@ -31,7 +31,7 @@ class VersionPictures:
 
     @classmethod
     def of(cls, table: pa.Table) -> VersionPictures:
-        """Return the pictures in a table as `pictures_table` makes it."""
+        """Return the pictures in a table from `pictures_table`."""
         rows = table.to_pylist()
         train = {row["digest"]: row["captions"] for row in rows if row["split"] == "train"}
         return cls(train, frozenset(row["digest"] for row in rows))
@@ -49,15 +49,15 @@ def pictures_table(manifest: Path) -> pa.Table:
 
 
 def of_run(evaluation: Path) -> VersionPictures | None:
-    """Return the pictures that the folder of an evaluation, in a run, says a version was made from; None without."""
+    """Return a version's pictures from the folder of an evaluation in its run; None if the file is missing."""
     path = evaluation / PICTURES
     return VersionPictures.of(pq.read_table(path)) if path.exists() else None
 
 
 def pictures_of_version(client: MlflowClient, version: ModelVersion, folder: Path) -> VersionPictures | None:
-    """Return the pictures that a version was made from; None where its run is gone or does not say.
+    """Return the pictures of a version's data set; None if its run is missing or does not list them.
 
-    folder: where its file is downloaded to.
+    folder: to download the file to.
     """
     from mlflow.exceptions import MlflowException
 
@@ -67,7 +67,7 @@ def pictures_of_version(client: MlflowClient, version: ModelVersion, folder: Pat
         if evaluation is None or name not in [
             item.path for item in client.list_artifacts(str(version.run_id), evaluation)
         ]:
-            return None  # another program registered it
+            return None  # registered by another program
         folder.mkdir(parents=True, exist_ok=True)
         path = client.download_artifacts(str(version.run_id), name, str(folder))
     except MlflowException as error:

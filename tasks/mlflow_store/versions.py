@@ -1,6 +1,6 @@
 """Registered versions: finding them by address or alias, and reading their scores and predictions.
 
-`attend caption` imports this file, which imports nothing heavy.
+`attend caption` imports this file, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from tasks.evaluation.report import EarlierVersion
 
 EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
-PICTURES = "pictures.parquet"  # in that folder: digest and split of the pictures that the version was made from
+PICTURES = "pictures.parquet"  # in that folder: digest and split of the pictures of the version's data set
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
-MADE_FROM = "attend.made_from"  # begins the tags of a version with the keys of the artifacts it was made from
-REVIEWED = "attend.reviewed"  # tag of a version: what people accepted of its captions, in words
-PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
-_FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
+MADE_FROM = "attend.made_from"  # prefix of a version's tags with the keys of its artifacts
+REVIEWED = "attend.reviewed"  # tag of a version: the share of its captions that people accepted, in words
+PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was last set (UTC, ISO 8601)
+_FIXED = "model-in-use.txt"  # in the workspace: the name of the model chosen by `attend models use`
 _ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
 _EARLIER_LIMIT = 10  # versions listed in a report
 
 
 def number(version: ModelVersion) -> str:
-    """Return a version's number as text; some of MLflow's calls give it as text and some as an integer."""
+    """Return a version's number as text; some of MLflow's calls return it as text and some as an integer."""
     return str(version.version)
 
 
@@ -48,22 +48,22 @@ def address_of(version: ModelVersion) -> str:
 
 
 def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
-    """Return the folder of a version's files; None where MLflow does not keep them on this machine.
+    """Return the folder of a version's files; None if MLflow does not store them on this machine.
 
-    None as well for a version that another program registered, from something else than a logged model.
+    Also None for a version that another program registered from something other than a logged model.
     """
     logged = logged_model(client, version)
     return None if logged is None else tracking.local_folder(str(logged.artifact_location))
 
 
 def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
-    """Return the id of the logged model that a version is of, also of a copied one; None where it is of none."""
+    """Return the id of a version's logged model, also for a copied version; None if it has none."""
     logged = logged_model(client, version)
     return None if logged is None else str(logged.model_id)
 
 
 def logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
-    """Return the logged model that a version is of; None where it is of none, or of one that was deleted."""
+    """Return a version's logged model; None if it has none, or if that was deleted."""
     from mlflow.exceptions import MlflowException
 
     source = str(version.source)
@@ -79,20 +79,20 @@ def logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | N
 
 
 def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
-    """Return the version of a model that has an alias; None where no version has it yet."""
+    """Return the version of a model that has an alias; None if no version has it yet."""
     from mlflow.exceptions import MlflowException
 
     try:
         return client.get_model_version_by_alias(model, alias)
     except MlflowException as error:
-        # MLflow's stores differ in the code that they give for a missing alias and for a missing model.
+        # MLflow's stores differ in their error codes for a missing alias and for a missing model.
         if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
             return None
         raise
 
 
 def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
-    """Return the version at `models:/NAME@ALIAS` or `models:/NAME/VERSION`; AttendError where there is none."""
+    """Return the version at `models:/NAME@ALIAS` or `models:/NAME/VERSION`; AttendError if there is none."""
     from mlflow.exceptions import MlflowException
 
     path = full_address(address).removeprefix("models:/")
@@ -109,7 +109,7 @@ def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
 def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
     """Return the latest versions of a model with their scores, newest first, at most 10.
 
-    scores: the content of scores.json that they are to be listed with.
+    scores: the content of scores.json of the evaluation to list them with.
     """
     from tasks.evaluation.report import EarlierVersion
 
@@ -125,7 +125,7 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
 
 
 def scores_of(version: ModelVersion) -> dict[str, float]:
-    """Return the scores that a version had when it was registered, by name, in percent."""
+    """Return a version's scores at its registration, by name, in percent."""
     tags = version.tags.items()
     return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
 
@@ -136,10 +136,10 @@ def scored_on_same(version: ModelVersion, scores: ScoreRecord) -> bool:
 
 
 def download_version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
-    """Download the predictions that a version was scored by into a folder, and return their path.
+    """Download the predictions of a version's evaluation into a folder, and return their path.
 
-    Return None where the version's run does not have them, or where they are not those that the version was registered
-    with: by their digest, and by the scores that are counted again from them.
+    Return None if the version's run does not have them, or if they are not the registered ones: if their digest or the
+    scores computed from them differ.
     """
     from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores
 
@@ -161,7 +161,7 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
 def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str) -> Path | None:
     """Download a run's predictions file into a folder, and return its path.
 
-    artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read.
+    artifact: the file's path in the run. Return None if the run has no such file, or if it cannot be read.
     """
     from mlflow.exceptions import MlflowException
 
@@ -177,9 +177,9 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
 
 
 class Registered(NamedTuple):
-    """A captioner: its address `models:/NAME/VERSION`, and its files where they are on this machine.
+    """A captioner: its address `models:/NAME/VERSION`, and its files if they are on this machine.
 
-    Of an exported folder, the address is its name with the captioner's digest.
+    For an exported folder, the address is its name with the captioner's digest.
     """
 
     address: str
@@ -187,16 +187,16 @@ class Registered(NamedTuple):
 
 
 def find_captioner(model: str | None, workspace: Path) -> Registered:
-    """Return the captioner that `model` names, as `find` does, or that of a folder which `attend export` wrote."""
+    """Return the captioner named by `model`: a version, like `find`, or a folder written by `attend export`."""
     if model is not None and (digest := exported_digest(Path(model).expanduser())) is not None:
         return Registered(f"{model} ({digest[:12]})", Path(model).expanduser().absolute())
     return find(model, workspace)
 
 
 def find(model: str | None, workspace: Path) -> Registered:
-    """Return the version that `model` names; AttendError where there is none, or its files are gone.
+    """Return the version named by `model`; AttendError if there is none, or its files are missing.
 
-    model: an address in MLflow's registry; None for the champion that `default_champion` names.
+    model: an address in MLflow's registry; None for the champion from `default_champion`.
     """
     check_address(model)
     tracking.check_store(workspace, must_exist=True)
@@ -219,12 +219,12 @@ def find(model: str | None, workspace: Path) -> Registered:
             "`attend run` registers the model again"
         )
     if files is None:
-        tracking.connect(workspace, must_exist=True)  # MLflow downloads it from this store
+        tracking.connect(workspace, must_exist=True)  # sets the store from which MLflow downloads it
     return Registered(str(address), files)
 
 
 def exported_digest(folder: Path) -> str | None:
-    """Return the digest of the captioner in a folder that `attend export` wrote; None where it is none."""
+    """Return the digest of the captioner in a folder written by `attend export`; None for any other folder."""
     try:
         return kept_digest(folder)
     except (OSError, ValueError, KeyError, TypeError):
@@ -232,9 +232,9 @@ def exported_digest(folder: Path) -> str | None:
 
 
 def aliases_of(workspace: Path, model: str) -> dict[str, str]:
-    """Return the number of the version that has each alias of a model now; empty where there is no such model.
+    """Return alias -> version number for a model's current aliases; empty if there is no such model.
 
-    Raises AttendError where MLflow does not answer.
+    Raises AttendError if MLflow does not answer.
     """
 
     def answer() -> dict[str, str]:
@@ -252,7 +252,7 @@ def aliases_of(workspace: Path, model: str) -> dict[str, str]:
 
 
 def key_of_grids(address: str, workspace: Path) -> str | None:
-    """Return the key of the `extract` artifact whose grids a version's decoder was trained on; None where it has none.
+    """Return the key of the `extract` artifact whose grids a version's decoder was trained on; None if it has none.
 
     address: `models:/NAME/VERSION`.
     """
@@ -265,9 +265,9 @@ def key_of_grids(address: str, workspace: Path) -> str | None:
 
 
 def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
-    """Return the folder of the bundle for torch of a model's champion; None where it has none that can be read here.
+    """Return the folder of the bundle for torch of a model's champion; None if there is none that can be read here.
 
-    scratch: a folder to which it is downloaded where MLflow does not keep it on this machine.
+    scratch: a folder for the download if MLflow does not store it on this machine.
     """
     client = tracking.connect(workspace)
     version = version_with_alias(client, model, "champion")
@@ -285,7 +285,7 @@ def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
 def full_address(model: str) -> str:
     """Return the address in MLflow's registry of NAME (its champion), NAME@ALIAS or NAME/VERSION.
 
-    They may begin with `models:/`. Raises AttendError where it is none of these.
+    Each may begin with `models:/`. Raises AttendError for any other text.
     """
     path = model.removeprefix("models:/")
     if not _ADDRESS.fullmatch(path):
@@ -297,15 +297,15 @@ def full_address(model: str) -> str:
 
 
 def check_address(model: str | None) -> None:
-    """Raise AttendError where `model` is given and is not an address in MLflow's registry."""
+    """Raise AttendError if `model` is given and is not an address in MLflow's registry."""
     if model is not None:
         full_address(model)
 
 
 def default_champion(client: MlflowClient, workspace: Path) -> str:
-    """Return `models:/NAME@champion` of the model that `attend models use` fixed, else of the one promoted to last.
+    """Return `models:/NAME@champion` for the model chosen by `attend models use`, else the one promoted last.
 
-    Only models that attend registered count. Raises AttendError where none of them has a champion.
+    Only models registered by attend count. Raises AttendError if none of them has a champion.
     """
     fixed = _fixed_model(workspace)
     if fixed is None:
@@ -323,7 +323,7 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
 
 
 def registered_models(client: MlflowClient) -> list[RegisteredModel]:
-    """Return all registered models, of which MLflow gives a hundred at a time."""
+    """Return all registered models; MLflow returns pages of a hundred."""
     found: list[RegisteredModel] = []
     token = None
     while True:
@@ -335,7 +335,7 @@ def registered_models(client: MlflowClient) -> list[RegisteredModel]:
 
 
 def _fixed_model(workspace: Path) -> str | None:
-    """Return the name of the model that `attend models use` fixed for the workspace; None where it fixed none."""
+    """Return the name of the model that `attend models use` chose for the workspace; None if none was chosen."""
     try:
         return (workspace / _FIXED).read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
@@ -343,9 +343,9 @@ def _fixed_model(workspace: Path) -> str | None:
 
 
 def fix_model(workspace: Path, model: str | None) -> None:
-    """Have commands that are given no model use this one's champion; None: the one promoted to last again.
+    """Make commands use this model's champion by default; None for the one promoted last.
 
-    Raises AttendError where attend registered no model of this name.
+    Raises AttendError if attend registered no model with this name.
     """
     if model is None:
         (workspace / _FIXED).unlink(missing_ok=True)
