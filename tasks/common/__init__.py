@@ -1,1 +1,1 @@
-"""Errors, files, progress, object storage: what all stages share."""
+"""Code shared by all stages: errors, files, progress, object storage."""

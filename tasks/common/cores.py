@@ -16,15 +16,15 @@ _MEMBERSHIP_FILE, _MOUNT_POINT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup
 
 
 def configure_threads() -> None:
-    """Set the number of OpenMP threads where a CPU quota bounds it, and make idle threads sleep.
+    """Set the number of OpenMP threads if a CPU quota limits it, and make idle threads sleep.
 
-    Variables that are set in the environment already stay as they are. CPU affinity and hyperthreads need no setting:
-    OpenMP and torch see them by themselves. Call this before torch is loaded, because OpenMP reads its settings once.
+    Existing environment variables are not changed. CPU affinity and hyperthreads need no setting: OpenMP and torch
+    detect them. Call this before torch is loaded, because OpenMP reads its settings once.
 
     By default threads spin for milliseconds while they wait. That takes the processor from every other program, and
-    from each other where there are more threads than cores. GNU's OpenMP runtime, which torch brings along on Linux, is
-    set to spin for some 40 microseconds before it sleeps: otherwise work that is cut into small pieces would wait for a
-    thread to wake up at every piece (docs/measured.md, "Idle threads").
+    from each other if there are more threads than cores. GNU's OpenMP runtime, which torch includes on Linux, is set
+    to spin for about 40 microseconds before it sleeps: otherwise work in small pieces would wait for a thread to wake
+    up at every piece (docs/measured.md, "Idle threads").
     """
     if available_cores() < _cores_by_affinity():
         os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
@@ -50,7 +50,7 @@ def _cores_by_affinity() -> int:
 
 
 def _quotas(membership_file: Path, mount_point: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of this process's cgroup and of all its ancestors, each of which bounds it too."""
+    """Yield the quotas, in cores, of this process's cgroup and of all its ancestors, which limit it too."""
     try:
         lines = membership_file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,14 +63,14 @@ def _quotas(membership_file: Path, mount_point: Path) -> Iterator[float]:
             continue
         for root in roots:
             folder = root / group.strip("/")
-            # Up to the root, because a container may see its own cgroup mounted there, whatever name the line gives.
+            # Up to the root, because a container may see its own cgroup mounted there under any name.
             for level in (folder, *folder.parents):
                 if level.is_relative_to(root):
                     yield from _quota(level)
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the quota, in cores, that one cgroup of version 2 or 1 sets; yield nothing where it sets none."""
+    """Yield the quota, in cores, that one cgroup of version 2 or 1 sets; yield nothing if it sets none."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
         yield int(quota) / int(period)  # the quota `max` means no limit: int() raises ValueError

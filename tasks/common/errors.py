@@ -1,16 +1,16 @@
-"""The exceptions whose messages are written for the user, and hints for misspelt names."""
+"""Exceptions with messages for the user, and hints for misspelt names."""
 
 import difflib
 import errno
 from collections.abc import Iterable
 
-_LONGEST = 600  # characters of a message
+_LONGEST = 600  # the maximum number of characters of a message
 
 
 class AttendError(Exception):
     """A mistake in the data, the config or the machine, reported in one line.
 
-    The message names the file, row or field, says what is wrong and what to do.
+    The message names the file, row or field, and states the problem and the remedy.
     The command line prints it without a traceback and exits with 1.
     """
 
@@ -19,11 +19,11 @@ class AttendError(Exception):
 
 
 class TransientError(AttendError, OSError):
-    """A failure that may be over in a minute: worth another try before it is reported."""
+    """A failure that may pass within a minute, and is worth a retry before it is reported."""
 
 
 def check_format(found: object, known: int, where: str) -> None:
-    """Raise AttendError where a file's format is later than the one that this program reads, or is no number.
+    """Raise AttendError if a file's format is later than the one that this program reads, or is no number.
 
     where: the file, for the message.
     """
@@ -35,9 +35,9 @@ def check_format(found: object, known: int, where: str) -> None:
 
 
 def _one_line(message: str) -> str:
-    """Return a message as one line of printable characters, its middle left out where it is long.
+    """Return a message as one line of printable characters; the middle of a long one is left out.
 
-    Messages quote what they refuse, which may be of any length and hold any character.
+    Messages quote the values that they refuse, which may have any length and contain any character.
     """
     if not message.isprintable():
         words = " ".join(message.split())
@@ -48,33 +48,33 @@ def _one_line(message: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error of a library says, as a part of a message: in one line of 200 characters at most."""
+    """Return the message of a library's error as part of another message: one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def is_disk_full(error: BaseException) -> bool:
     """Return whether the error means that the disk, or the user's quota on it, is full.
 
-    HDF5, safetensors and SQLite raise errors that say so only in their message.
+    HDF5, safetensors and SQLite raise errors that indicate it only in their message.
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     message = str(error)
-    # The last is torch.save's: its error names the part of the writer that failed, not the cause.
+    # The last one is from torch.save: its error names the failing part of the writer, not the cause.
     return any(words in message for words in ("No space left on device", "disk is full", "inline_container"))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the known name closest to `word`, or a list of all where none is close."""
+    """Return `; did you mean 'x'?` with the known name closest to `word`, or a list of all names if none is close."""
     names = sorted(known)
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
 
 
 def check_known(name: str, kind: str, known: Iterable[str]) -> None:
-    """Raise ValueError, with the closest known name, where `name` is not one of the known names.
+    """Raise ValueError, with the closest known name, if `name` is not one of the known names.
 
-    kind: what the name stands for, for the message.
+    kind: what the name refers to, for the message.
     """
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")

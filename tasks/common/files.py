@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and their digests."""
+"""Files written atomically, and their digests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes, of a file's name and of its whole path
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes of a file's name and of its whole path
 
 
 def check_name(name: str) -> str:
-    """Return a relative path from outside; ValueError, with the reason, where no file can have it."""
+    """Return a relative path from outside; ValueError, with the reason, if no file can have it."""
     encoded = check_text(name).encode()
     if b"\0" in encoded:
         raise ValueError("holds a NUL character, which no file's name has")
@@ -27,7 +27,7 @@ def check_name(name: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """Return a path from outside, which may begin with `~`; ValueError where no file can have it."""
+    """Return a path from outside, which may begin with `~`; ValueError if no file can have it."""
     check_name(path)
     try:
         Path(path).expanduser()
@@ -37,7 +37,7 @@ def check_path(path: str) -> str:
 
 
 def check_text(text: str) -> str:
-    """Return a text from outside; ValueError where it cannot be written as UTF-8."""
+    """Return a text from outside; ValueError if it cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -62,16 +62,16 @@ def flush(path: Path) -> None:
 
 def flush_all(folder: Path) -> None:
     """Flush every file and folder below a folder to the disk, and the folder itself."""
-    # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
+    # In threads: the disk takes many small files, such as generated pictures, several times as fast.
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(flush, [folder, *folder.rglob("*")]))
 
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary file to write, and rename it to `path` once the block has ended without an exception.
+    """Yield a temporary file to write, and rename it to `path` if the block ends without an exception.
 
-    So `path` never holds a part of the new content. The temporary file is removed where the block fails.
+    So `path` never has a part of the new content. If the block fails, the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -83,7 +83,7 @@ def write_whole(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old text or the new, never a part."""
+    """Write a small file so that a reader sees either the old text or the new one, never a part."""
     with write_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -96,16 +96,16 @@ def remove_folder(folder: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path, or, where it is taken, the first free one with a number after it."""
+    """Return the path or, if it is taken, the first free one with a number appended."""
     names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
 def drop_temporaries(folders: Iterable[Path]) -> None:
-    """Remove from these folders the temporary files of processes that were killed in `write_atomically`."""
+    """Remove from these folders the temporary files of processes that were killed in `write_whole`."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
-            # ValueError: the name holds no process id. PermissionError: another user's process has it, and is alive.
+            # ValueError: the name has no process id. PermissionError: the process is another user's, and is alive.
             with contextlib.suppress(ValueError, PermissionError):
                 try:
                     os.kill(int(path.name.split(".")[-2]), 0)
@@ -115,10 +115,10 @@ def drop_temporaries(folders: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Have all of this process's `tempfile` functions write below a folder during the block.
+    """Make all of this process's `tempfile` functions write below a folder during the block.
 
-    For libraries whose temporary files are large and cannot be told where to go: a killed process leaves them where
-    they are found and removed.
+    This is for libraries with large temporary files whose location cannot be set: the files of a killed process are
+    then found and removed.
     """
     before = tempfile.tempdir
     tempfile.tempdir = str(folder)

@@ -1,4 +1,4 @@
-"""Draws that the content of a picture alone decides, so that adding other pictures never changes them."""
+"""Pseudo-random numbers that depend only on a picture's content, so that adding other pictures never changes them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def fraction(purpose: str, digest: str) -> float:
-    """Return a number in [0, 1) that a digest alone decides. purpose: draws of different ones are independent."""
+    """Return a number in [0, 1) that depends only on purpose and digest; different purposes are independent."""
     return int.from_bytes(hashlib.sha256(f"{purpose} {digest}".encode()).digest()[:8], "big") / 2**64

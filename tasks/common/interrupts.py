@@ -1,4 +1,4 @@
-"""Ctrl-C (SIGINT) that waits for a moment at which work can stop without a loss."""
+"""Deferring Ctrl-C (SIGINT) until work can stop without a loss."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tasks.common.log import log
 def deferred_interrupt(what: str) -> Iterator[Callable[[], bool]]:
     """Defer SIGINT: yield a function that returns whether one came. A second one raises KeyboardInterrupt at once.
 
-    what: what is waited for, for the message. Outside of the main thread, where signals never arrive, nothing is
-    deferred.
+    what: the work that is finished first, for the message. Outside the main thread, where signals never arrive, nothing
+    is deferred.
     """
     came = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger("attend")
-_shown: list[logging.Handler] = []  # the handler of `show_log`, once that was called
+_shown: list[logging.Handler] = []  # the handler of `show_log`, after its first call
 
 
 @functools.cache
 def terminal() -> Console:
-    """Return the console of standard error: one for log and progress bar, so that lines appear above the bar."""
+    """Return the console of standard error, shared by log and progress bar, so that lines appear above the bar."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 class _PlainLines(logging.Handler):
-    """Writes lines to standard error as it is at that moment, which tests and notebooks replace."""
+    """Writes lines to the current standard error, which tests and notebooks may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
@@ -32,8 +32,8 @@ class _PlainLines(logging.Handler):
 def show_log() -> None:
     """Show the program's log on standard error: by rich on a terminal, as plain lines elsewhere.
 
-    Standard output is left to the results of commands. Prefect has the log by its own setting
-    (PREFECT_LOGGING_EXTRA_LOGGERS).
+    Standard output is reserved for the results of commands. Prefect receives the log through its setting
+    PREFECT_LOGGING_EXTRA_LOGGERS.
     """
     if _shown:
         return

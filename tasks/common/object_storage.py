@@ -1,15 +1,15 @@
-"""A workspace in object storage, at any URL that fsspec knows, and the local folder that is a bounded cache of it.
+"""A workspace in object storage, at any URL that fsspec supports, and its local folder, a cache of limited size.
 
-    URL/artifacts/<stage>/<key>/ledger.json         uploaded last, and not over another one that is whole
-    URL/artifacts/<stage>/<key>/<publication>/...   the files that the ledger names, of one upload alone
+    URL/artifacts/<stage>/<key>/ledger.json         uploaded last, and never over another intact one
+    URL/artifacts/<stage>/<key>/<publication>/...   the files that the ledger names, from a single upload
     URL/grids/<identity>/<SHA-256>.h5               the grids of a shard, named by the file's digest
     URL/grids/<identity>/shard-00000.parquet        the shard's index, uploaded after its grids; created once and never
                                                     overwritten
 
-A complete file is never overwritten with other content, so a file that is cached need not be compared with the storage.
-Machines share no lock. Of two that make the same artifact, the first one's stays. Of two that make a shard of the same
-number, the second is refused where the storage can create a file exclusively (S3 can); where it cannot, readers refuse
-a shard that is not the one their index describes. Locks, checkpoints and remembered digests stay in the folder.
+A complete file is never overwritten with other content, so a cached file need not be compared with the storage.
+Machines share no lock. If two produce the same artifact, the first one is kept. If two write a shard with the same
+number, the second is refused if the storage can create a file exclusively (S3 can); if it cannot, readers refuse a
+shard that does not match its index. Locks, checkpoints and cached digests stay in the folder.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Settings(NamedTuple):
     limit: int
 
 
-_configured: dict[Path, tuple[str, int | None]] = {}  # folder of a cache -> URL and limit, by this process's config
+_configured: dict[Path, tuple[str, int | None]] = {}  # folder of a cache -> URL and limit, from this process's config
 
 
 class StorageError(TransientError):
-    """A failure of the storage, which may be over in a minute."""
+    """A failure of the storage, which may pass within a minute."""
 
 
 class MappedShard(Protocol):
@@ -76,9 +76,9 @@ class Remote:
 
     @staticmethod
     def for_cache(root: Path) -> Remote | None:
-        """Return the storage that a workspace's folder is a cache of; None where the folder is the workspace itself.
+        """Return the storage whose cache is a workspace's folder; None if the folder is the workspace itself.
 
-        It is known from this process's config, or from what `save_settings` wrote for another one.
+        It is known from this process's config, or from the settings that another process saved.
         """
         saved = _saved_settings(root)
         url, limit = _configured.get(root, (None, None))
@@ -89,7 +89,7 @@ class Remote:
         return _remote(url, limit)
 
     def save_settings(self, root: Path) -> None:
-        """Write into a cache's folder which storage it is of, for processes that are given the folder alone."""
+        """Write the storage's address into a cache's folder, for processes that know only the folder."""
         settings = _Settings(self.url, self.limit)
         if _saved_settings(root) == settings:
             return
@@ -97,14 +97,14 @@ class Remote:
         write_atomically(root / _SETTINGS_FILE, json.dumps(settings._asdict()))
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file; None where there is no such file."""
+        """Return the content of a small file; None if there is no such file."""
         try:
             return self._call(lambda: bytes(self._filesystem.cat_file(self._path(name))), name, FileNotFoundError)
         except FileNotFoundError:
             return None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of the files in a folder; the empty set where there is no such folder."""
+        """Return the names of the files in a folder; the empty set if there is no such folder."""
         try:
             paths = self._call(lambda: self._filesystem.ls(self._path(folder), detail=False), folder, FileNotFoundError)
         except FileNotFoundError:
@@ -112,11 +112,11 @@ class Remote:
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def put(self, file: Path, name: str) -> None:
-        """Upload a file. If the storage has one of this name already, it has the same content."""
+        """Upload a file. If the storage already has a file with this name, it has the same content."""
         self._call(lambda: self._filesystem.put_file(str(file), self._path_to_write(name)), name)
 
     def create(self, content: bytes, name: str) -> bool:
-        """Upload a small file under a name not yet taken; return False where other content has that name."""
+        """Upload a small file under a name not yet taken; return False if other content has that name."""
         with contextlib.suppress(FileExistsError):
             self._call(
                 lambda: self._filesystem.pipe_file(self._path_to_write(name), content, mode="create"),
@@ -126,7 +126,7 @@ class Remote:
         return self.read(name) == content
 
     def get(self, name: str, file: Path) -> None:
-        """Download to a file, wholly or not at all; FileNotFoundError where the storage has no file of this name."""
+        """Download to a file, completely or not at all; FileNotFoundError if the storage has no such file."""
         temporary = file.with_name(f".{file.name}.{os.getpid()}-{os.urandom(3).hex()}.fetched")
         try:
             self._call(lambda: self._filesystem.get_file(self._path(name), str(temporary)), name, FileNotFoundError)
@@ -137,7 +137,7 @@ class Remote:
     def record_use(self, shard: MappedShard, size: int) -> None:
         """Record that a shard of `size` bytes is in memory and has just been used.
 
-        Where all shards in memory exceed the limit, those used longest ago are dropped, never the last one.
+        If all shards in memory exceed the limit, the least recently used are dropped, but never the last one.
         """
         with self._lock:
             self._mapped[shard] = size
@@ -159,9 +159,9 @@ class Remote:
             self.make_room(grids.parents[2], 0)
 
     def make_room(self, root: Path, needed: int) -> None:
-        """Remove the files of grids that were read longest ago until `needed` more bytes fit within the limit.
+        """Remove the least recently read files of grids until `needed` more bytes fit within the limit.
 
-        root: the workspace's folder. Files in use stay. With `needed` 0 the file read last stays too, however large.
+        root: the workspace's folder. Files in use stay. With `needed` 0 the file read last stays too, even if large.
         """
         files = []
         for path in root.glob("grids/*/shard-*.h5"):
@@ -181,14 +181,14 @@ class Remote:
         return f"{self._root}/{name}"
 
     def _path_to_write(self, name: str) -> str:
-        """Return the path of a file to be written; create its folder where the storage has real folders."""
+        """Return the path of a file to write; create its folder if the storage has real folders."""
         path = self._path(name)
         if self.url.partition(":")[0] not in _BUCKET_SCHEMES:
             self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         return path
 
     def _call(self, operation: Callable[[], Answer], name: str, expected: type[OSError] | tuple[()] = ()) -> Answer:
-        """Return the result of an operation on the storage; StorageError, with the storage's message, where it fails.
+        """Return the result of an operation on the storage; StorageError, with the storage's message, if it fails.
 
         name: the file or folder, for the message. expected: the exceptions to raise unchanged.
         """
@@ -196,9 +196,9 @@ class Remote:
             return operation()
         except expected:
             raise
-        except Exception as error:  # each storage's library, and the libraries it uses, raise exceptions of their own
+        except Exception as error:  # each storage's library, and the libraries that it uses, raise various exceptions
             message = reason_of(error) or type(error).__name__
-            # A bucket that does not exist is not there a minute later either.
+            # A missing bucket will not appear within a minute.
             kind = AttendError if isinstance(error, FileNotFoundError) else StorageError
             raise kind(
                 f"{self.url}/{name}: {message}: check its address, that it can be reached and written, and its "
@@ -207,18 +207,18 @@ class Remote:
 
 
 def set_cache(folder: Path, url: str, limit: int | None) -> None:
-    """Note, in this process alone, that a folder is the cache of the workspace at a URL.
+    """Set, only in this process, that a folder is the cache of the workspace at a URL.
 
     limit: bytes of grids that the cache may hold; None keeps the limit set or saved before, or 100 GiB the first time.
     """
     url = url.rstrip("/")
     if limit is None and folder in _configured and _configured[folder][0] == url:
-        return  # a limit that was set in this process stays
+        return  # keep a limit that was set in this process
     _configured[folder] = (url, limit)
 
 
 def _saved_settings(root: Path) -> _Settings | None:
-    """Return what `save_settings` wrote; None where it wrote nothing. Raises AttendError for anything else."""
+    """Return the settings saved by `save_settings`; None if there are none. Raises AttendError for a damaged file."""
     path = root / _SETTINGS_FILE
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -234,5 +234,5 @@ def _saved_settings(root: Path) -> _Settings | None:
 
 @lru_cache(maxsize=8)
 def _remote(url: str, limit: int) -> Remote:
-    """Return the one `Remote` of this process for a URL and limit."""
+    """Return this process's only `Remote` for a URL and limit."""
     return Remote(url, limit)

@@ -1,4 +1,4 @@
-"""Ports of this machine, and servers that answer or do not."""
+"""Ports of this machine, and whether servers answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def is_listening(port: int) -> bool:
 
 
 def why_silent(request: str | urllib.request.Request) -> str | None:
-    """Return why no HTTP server answers a request within 5 s; None where one does, also with an error of its own."""
+    """Return why no HTTP server answers a request within 5 s; None if one does, even with an error."""
     try:
         urllib.request.urlopen(request, timeout=_SECONDS).close()
     except urllib.error.HTTPError:
-        return None  # it answers; whether it grants access shows in later requests
+        return None  # it answers; later requests show whether it grants access
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
     return None

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, a plain line every 15 seconds in a log."""
+"""Progress of long work: on a terminal a bar with rate and remaining time, in a log a plain line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tasks.common.log import log, terminal
 
 Item = TypeVar("Item")
-_LINE_SECONDS = 15.0  # between two lines where there is no bar
+_LINE_SECONDS = 15.0  # between two lines without a bar
 
 
 class Bar:
-    """A progress bar for `total` units of work; plain lines where standard error is not a terminal."""
+    """A progress bar for `total` units of work; plain lines if standard error is not a terminal."""
 
     def __init__(self, total: int, label: str, unit: str = "", done: int = 0, says_end: bool = True) -> None:
         """Start the clock.
 
-        done: units that were finished before, which the rate does not count. says_end: whether a line says that the
-        work is done where there is no bar; False where the caller says so.
+        done: units that were finished before, which the rate does not count. says_end: whether, without a bar, a line
+        reports the end; False if the caller reports it.
         """
         self._says_end = says_end
         self._total, self._label, self._unit = total, label, unit
@@ -58,12 +58,12 @@ class Bar:
             self._print_line()
 
     def log(self, text: str) -> None:
-        """Print a line where there is no bar."""
+        """Print a line if there is no bar."""
         if self._bar is None:
             log.info(text)
 
     def advance(self, units: int = 1, note: str = "") -> None:
-        """Count units as done, and show it. note: the text shown beside the bar."""
+        """Count units as done, and show it. note: text to show beside the bar."""
         self._done, self._note = self._done + units, note
         if self._bar:
             self._bar.update(
@@ -94,7 +94,7 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
 
 
 def in_parts(items: Sequence[Item], size: int, label: str) -> Iterator[Sequence[Item]]:
-    """Yield pictures, or what is of one each, `size` at a time, and show how many have been processed."""
+    """Yield pictures, or items of one picture each, `size` at a time, and show how many have been processed."""
     with Bar(len(items), label, "pictures") as bar:
         for start in range(0, len(items), size):
             part = items[start : start + size]

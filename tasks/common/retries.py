@@ -1,4 +1,4 @@
-"""Failures that may be over in a minute, so that a stage is worth another try. All others are reported at once."""
+"""Failures that may pass within a minute, so that a stage is worth a retry. All others are reported at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_MLFLOW = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEED
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether the failure is one of a disk, a network, a database or a server that may recover by itself."""
+    """Return whether the failure is one of a disk, network, database or server that may recover by itself."""
     module, name = type(error).__module__.split(".")[0], type(error).__name__
     if isinstance(error, URLError) and isinstance(error.reason, BaseException):
         return may_pass(error.reason)

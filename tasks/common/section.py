@@ -9,7 +9,7 @@ from tasks.common.files import check_path, check_text
 
 
 class NotInKey:
-    """A mark for a field that never enters a stage's key, because no result depends on it, such as a file's path."""
+    """A mark for a field that is never part of a stage's key, because no result depends on it, such as a path."""
 
 
 class Checked(BaseModel):

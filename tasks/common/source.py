@@ -1,4 +1,4 @@
-"""The commit of this program, for the records of what it made."""
+"""The commit of this program, for the records of its results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the repository that this program runs from, `+changes` where its files differ from it.
+    """Return the commit of the repository that this program runs from, with `+changes` if its files differ from it.
 
-    Empty where it was installed, or where there is no git: its version tells then what it is.
+    Empty if it was installed, or if there is no git: then its version identifies it.
     """
     if not (_ROOT / ".git").exists():
         return ""

@@ -1,4 +1,4 @@
-"""A cache in an SQLite file that may be lost at any time: what it lacks is computed again."""
+"""A cache in an SQLite file that may be lost at any time: missing values are computed again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class SqliteCache:
-    """A cache in a file, which is made when the first row is written, and removed where it is damaged.
+    """A cache in a file, which is created when the first row is written, and removed if it is damaged.
 
-    Its folder is not made: what only looks at a data set leaves no workspace behind.
+    Its folder is not created, so that merely looking at a data set leaves no workspace behind.
     """
 
     def __init__(self, path: Path, *tables: str) -> None:
@@ -26,15 +26,15 @@ class SqliteCache:
         try:
             with contextlib.closing(self._connect()) as connection:
                 return [row for values in arguments for row in connection.execute(query, values)]
-        except sqlite3.OperationalError:  # it is locked, or in a read-only folder
+        except sqlite3.OperationalError:  # locked, or in a read-only folder
             return []
-        except sqlite3.DatabaseError:  # it is damaged: start with an empty one
+        except sqlite3.DatabaseError:  # damaged: start with an empty one
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
             return []
 
     def write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement once for each row; where the file cannot be written, nothing is cached."""
+        """Run a statement once for each row; if the file is not writable, nothing is cached."""
         with (
             contextlib.suppress(sqlite3.DatabaseError, OSError),
             contextlib.closing(self._connect()) as connection,
@@ -44,7 +44,7 @@ class SqliteCache:
 
     def _connect(self) -> sqlite3.Connection:
         if not self._path.exists():
-            self._path.touch()  # with the rights that the umask gives: SQLite's own never let a group write
+            self._path.touch()  # with the umask's permissions: SQLite's own never let a group write
         connection = sqlite3.connect(self._path, timeout=20)
         for table in self._tables:
             connection.execute(f"create table if not exists {table}")

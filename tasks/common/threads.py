@@ -1,4 +1,4 @@
-"""Work in threads: many small items side by side, or the next items ahead of time."""
+"""Work in threads: many small items in parallel, or the next items ahead of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.common.cores import available_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_CHUNK = 64  # items handed over at once: a small file is read in less time than one is handed to a thread
+_CHUNK = 64  # items handed over at once: reading a small file takes less time than handing it to a thread
 _MOST = 8
 
 
@@ -31,7 +31,7 @@ _END: Any = object()
 
 
 def run_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
-    """Yield the items in order, while a thread of its own makes up to `count` of the next ones."""
+    """Yield the items in order, while a separate thread produces up to `count` of the next ones."""
     with ThreadPoolExecutor(1) as thread:
         ahead = deque(thread.submit(next, items, _END) for _ in range(count))
         while (item := ahead.popleft().result()) is not _END:

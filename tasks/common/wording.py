@@ -1,4 +1,4 @@
-"""Counts and lists in messages, in the words that a person would use."""
+"""Counts and lists for messages, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-# What differs between messages of one kind: quoted texts, and words with a path, a dot or a number.
+# The parts that differ between messages of one kind: quoted texts, and words with a path, a dot or a number.
 _OWN = re.compile(r"""'[^']*'|"[^"]*"|\S*[/\\.\d]\S*""")
 
 
@@ -17,30 +17,30 @@ def listed(words: Sequence[str]) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return `1 picture`, `2 pictures`, `1,000 pictures`. plural: of the noun, where it is not the noun and an s."""
+    """Return `1 picture`, `2 pictures`, `1,000 pictures`. plural: of the noun, if it is not the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def counts_in_words(counts: Mapping[str, int]) -> str:
-    """Return counts in words, in their order, as `1 picture, 1,200 train`. counts: plural or split -> number."""
+    """Return counts in words, in order, such as `1 picture, 1,200 train`. counts: plural or split -> number."""
     return ", ".join(f"{number:,} {name.removesuffix('s') if number == 1 else name}" for name, number in counts.items())
 
 
 def counted_by_split(sizes: Mapping[str, float]) -> str:
-    """Return `1,200 train, 150 dev, 150 test`: the splits that `sizes` has, in its order."""
+    """Return `1,200 train, 150 dev, 150 test`: the splits in `sizes`, in its order."""
     return ", ".join(f"{int(size):,} {split}" for split, size in sizes.items())
 
 
 def kind_of(message: str) -> str:
-    """Return a message without what differs between messages of one kind: names, numbers and quoted texts."""
+    """Return a message without the parts that differ between messages of one kind: names, numbers and quotes."""
     return _OWN.sub("", message)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters, which ends in `...` where it was longer."""
+    """Return a text of at most `most` characters, which ends in `...` if it was longer."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def minute(at: float) -> str:
-    """Return a time (Unix, in seconds) as `2026-01-31 09:30`, in the time zone of this machine."""
+    """Return a Unix time as `2026-01-31 09:30`, in the time zone of this machine."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
