@@ -1,11 +1,11 @@
 """Captions as token ids: vocabulary.json, captions.parquet and document_frequencies.parquet.
 
 captions.parquet has one row for each caption: the digest of its picture, its split, its tokens, int32, of length
-`max_tokens` + 2 (START, the caption cut to `max_tokens`, END, then NULL), and `cut`: whether words were cut off. What
-trains on captions reads them by `read_captions`, without the END of those that were cut: a decoder that learns it ends
-its captions after "a" or "in". document_frequencies.parquet has each n-gram of the tokens so read (END counts as a
-word) that occurs in the captions of more than one picture of the train split, and the number of those pictures: CIDEr-D
-rewards are weighted with these document frequencies.
+`max_tokens` + 2 (START, the caption cut to `max_tokens`, END, then NULL), and `cut`: whether words were cut off.
+Training reads captions with `read_captions`, which removes END from cut ones: otherwise a decoder would learn to end
+its captions after "a" or "in". document_frequencies.parquet has each n-gram of these tokens (END counts as a word) that
+occurs in the captions of more than one picture of the train split, and the number of those pictures: CIDEr-D rewards
+are weighted with these document frequencies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VOCABULARY, CAPTIONS, FREQUENCIES = "vocabulary.json", "captions.parquet", "docu
 class CaptionedPicture:
     """A picture's content digest and its captions' token ids, int32 (captions, max_tokens + 2).
 
-    The ids of a caption are START, its words, END and NULL; where it was cut, NULL in place of END.
+    The ids of a caption are START, its words, END and NULL; a cut caption has NULL in place of END.
     """
 
     digest: str
@@ -45,10 +45,10 @@ class CaptionedPicture:
 
 
 def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path, joined: Sequence[str] = ()) -> Outcome:
-    """Build the vocabulary from the train split, and write it, every split's captions as token ids, and frequencies.
+    """Build the vocabulary from the train split, and write it, all splits' captions as token ids, and frequencies.
 
-    manifest: the artifact of `ingest`. out: the folder to write to. joined: the words of the vocabulary that is joined,
-    where `captions` says so. The outcome's products are a digest for each split, `vocabulary` and `frequencies`.
+    manifest: the artifact of `ingest`. out: the folder to write to. joined: the words of the vocabulary to join, if
+    `captions` requests this. The outcome's products are a digest for each split, `vocabulary` and `frequencies`.
     """
     split_words = tokeniser(captions.tokeniser)
     splits: list[str] = [split for split in SPLITS if split in manifest.products]
@@ -101,10 +101,10 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path, join
 def build_vocabulary(
     texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = (), joined: Sequence[str] = ()
 ) -> Vocabulary:
-    """Return the vocabulary of the texts, ordered by falling count, ties alphabetically.
+    """Return the vocabulary of the texts, ordered by descending count, ties alphabetically.
 
-    texts: captions as words, or as byte pairs. units: all byte pairs; where it is empty, the vocabulary consists of
-    the words that occur at least `captions.min_count` times, and of those in `joined`.
+    texts: captions as words, or as byte pairs. units: all byte pairs; if it is empty, the vocabulary consists of the
+    words that occur at least `captions.min_count` times, and of those in `joined`.
     """
     counts = Counter(word for text in texts for word in text if word not in SPECIAL)
     entries = units or {*joined, *(word for word, count in counts.items() if count >= captions.min_count)}
@@ -113,7 +113,7 @@ def build_vocabulary(
 
 
 def _settings(captions: CaptionsConfig) -> dict[str, Any]:
-    """Return what a vocabulary says of how captions became its words."""
+    """Return the settings stored in a vocabulary: how captions are split into its words."""
     settings: dict[str, Any] = {
         "tokeniser": captions.tokeniser,
         "lower": captions.tokeniser not in ("whitespace", "characters"),
@@ -125,14 +125,14 @@ def _settings(captions: CaptionsConfig) -> dict[str, Any]:
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
-    """Return the pictures of a split, ordered by digest, each with its captions, those that were cut without END."""
+    """Return the pictures of a split, ordered by digest, each with its captions; cut captions have no END."""
     table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
     tokens = table.column("tokens").combine_chunks()
     length = tokens.type.list_size
     ids = tokens.flatten().to_numpy().reshape(-1, length)
     cut = table.column("cut").to_numpy()
     if cut.any():
-        ids = ids.copy()  # Parquet's own are read-only
+        ids = ids.copy()  # Parquet's arrays are read-only
         ids[cut, -1] = NULL
     row_indices: dict[str, list[int]] = {}
     for index, digest in enumerate(table.column("digest").to_pylist()):
@@ -143,7 +143,7 @@ def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
 def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> str:
     """Write the document frequencies of the pictures' captions.
 
-    Return the digest of the values, which, unlike that of the file, does not depend on how Parquet encodes them.
+    Return the digest of the values, which, unlike the file's, does not depend on Parquet's encoding.
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for picture in pictures:

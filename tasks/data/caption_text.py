@@ -1,4 +1,4 @@
-"""What captions hold that is lost, no language or several captions: symbols, markup, new words, lists."""
+"""Parts of captions that are lost, not language, or several captions in one: symbols, markup, new words, lists."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tasks.data.tokenisers import tokeniser
 from tasks.datasets.base import Row
 from tasks.datasets.caption_columns import FEWEST_WORDS, word_count
 
-KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word as it is written
-# Symbols, and punctuation that no sentence has.
+KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word unchanged
+# Symbols, and punctuation that does not occur in sentences.
 _SYMBOL = regex.compile(r"[\p{S}\\_#@]")
 _MARKUP = regex.compile(
     r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|\A(?:nan|none|null|n/a)\Z", regex.IGNORECASE
 )
 _KNOWN_TAG = "<UNK>"
-# A whole text that is a list, a tuple or an object, as JSON or Python writes it.
+# A whole text that is a list, a tuple or an object, in JSON or Python syntax.
 _LIST = regex.compile(r"""\s*(\[\s*['"[({]|[({]\s*['"]).*[])}]\s*""", regex.DOTALL)
-_BETWEEN = regex.compile(r"(\n|\\n|\|+|###)")  # captions in one text; databases write a line break as \n
+_BETWEEN = regex.compile(r"(\n|\\n|\|+|###)")  # separates captions in one text; databases write a line break as \n
 
 
 def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
-    """Return the words whose symbols a tokeniser drops, such as `||` or `>_<`, with how often they are there.
+    """Count the words whose symbols a tokeniser drops, such as `||` or `>_<`.
 
     name: of the tokeniser.
     """
@@ -37,16 +37,16 @@ def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
 
 
 def markup(texts: Iterable[str]) -> Counter[str]:
-    """Return what is no language in captions, such as `<br>`, `&amp;`, `startseq` or a caption `nan`, and how often."""
+    """Count the parts of captions that are not language, such as `<br>`, `&amp;`, `startseq` or a caption `nan`."""
     return Counter(part for text in texts for part in _MARKUP.findall(text.strip()) if part != _KNOWN_TAG)
 
 
 def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield how many captions are lists or objects, or seem to be several in one text, with the first of each kind."""
-    found: dict[str, list[tuple[Row, str]]] = {}  # by the setting `lists` that divides them
+    """Yield the number of captions that are lists, objects or several in one text, with the first one of each kind."""
+    found: dict[str, list[tuple[Row, str]]] = {}  # by the setting `lists` that would split them
     for row in rows:
         for text in row.captions:
-            first, *others = _BETWEEN.split(text)  # the signs are every second one
+            first, *others = _BETWEEN.split(text)  # every second item is a separator
             parts = [part for part in (first, *others[1::2]) if part.strip()]
             if _LIST.fullmatch(text):
                 found.setdefault("json", []).append((row, text))
@@ -65,9 +65,9 @@ def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
 def unknown_share(
     known: Iterable[str], texts: Sequence[str], least: int, words_of: Callable[[str], list[str]]
 ) -> float:
-    """Return the share of the words of texts that training does not know.
+    """Return the share of words in `texts` that are not in the training vocabulary.
 
-    known: the captions of train. least: how often a word must be in them. words_of: returns the words of a text.
+    known: the captions of train. least: how often a word must occur in them. words_of: returns the words of a text.
     """
     counts = Counter(word for text in known for word in words_of(text))
     words = [word for text in texts for word in words_of(text)]

@@ -1,4 +1,4 @@
-"""What changed in a data set since its manifest was made, in words."""
+"""The changes in a data set since its manifest was written, in words."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tasks.pipeline.file_digests import Digests
 
 
 def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfig) -> str:
-    """Return what changed, such as `10 pictures added, 5 gone, 1 renamed`.
+    """Return the changes, such as `10 pictures added, 5 gone, 1 renamed`.
 
-    manifest: the folder of the last `ingest` artifact. Where the data set cannot be read now, why.
+    manifest: the folder of the last `ingest` artifact. If the data set cannot be read now, return why.
     """
     if data.unpacks or not (manifest / MANIFEST).is_file():
         return "the data set's files changed"
@@ -40,7 +40,7 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
     answers = tuple(prefix for prefix, source in data.parts().items() if isinstance(source, Corrections))
     answered = {name for name in added if name.startswith(answers)}
     added -= answered
-    # A picture that is gone under one name and there under another is renamed, where their contents are the same.
+    # A picture that is missing under one name and present under another, with the same content, is renamed.
     names_gone = {old[name]["digest"] for name in gone}
     names_added = {new[name] for name in added}
     renamed = sum(new[name] in names_gone for name in added)

@@ -1,8 +1,8 @@
-"""Fingerprints of pictures, by which near-duplicates are found: small copies of each, kept by the digest of its file.
+"""Fingerprints of pictures for finding near-duplicates: small copies, cached by the digests of the files.
 
 A fingerprint is uint8 (F, 1152), with F of 1 or 2 frames: the picture without its plain border, and the whole picture
-where that is not plain along all four sides. A frame is 32 x 32 of luma, then 8 x 8 of Cb and 8 x 8 of Cr, all squashed
-to squares. A plain picture, which has nothing to compare, has F = 0.
+unless that border is on all four sides. A frame is 32 x 32 of luma, then 8 x 8 of Cb and 8 x 8 of Cr, all squashed to
+squares. A plain picture, which has nothing to compare, has F = 0.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from tasks.common.threads import map_in_threads
 
 SIDE, CHROMA_SIDE = 32, 8
 LENGTH = SIDE * SIDE + 2 * CHROMA_SIDE * CHROMA_SIDE  # bytes of a frame
-VERSION = 1  # of what a fingerprint is. Whoever raises it raises the version of stage `ingest`, which divides by it.
+VERSION = 1  # of fingerprints. When you increase it, also increase the version of stage `ingest`, which uses them.
 DATABASE = "fingerprints.sqlite"  # beside the workspace's database of digests
-_DECODED = 64  # pixels of a side that a JPEG is decoded to at least: its decoder halves at little cost
+_DECODED = 64  # least pixels of a side when decoding a JPEG, which is cheap at a fraction of its size
 _PLAIN = 4.0  # standard deviation of luma (of 255) below which a frame has nothing to compare
-_LINE_SPREAD, _LINE_DRIFT = 10.0, 12.0  # within a line of a border, and between its lines, of 255: JPEG blurs both
-_WIDEST = 4  # a border is a quarter of a side at most: beyond, a plain part of a photograph would be taken for one
-_KEPT_AT_ONCE = 2048  # fingerprints, so that a check that is ended early has not computed in vain
+_LINE_SPREAD, _LINE_DRIFT = 10.0, 12.0  # tolerances within a line of a border, and between lines, of 255, for JPEG
+_WIDEST = 4  # a border is at most a quarter of a side, so that a plain part of a photograph does not count as one
+_KEPT_AT_ONCE = 2048  # fingerprints, so that a check that is ended early loses only a few
 
 Frames = npt.NDArray[np.uint8]
 _NONE: Frames = np.zeros((0, LENGTH), np.uint8)
 
 
 class Fingerprints:
-    """Fingerprints by content digest, kept in an sqlite file of the workspace. Losing that file costs only time."""
+    """Fingerprints by content digest, cached in an sqlite file of the workspace. Losing that file costs only time."""
 
     def __init__(self, database: Path) -> None:
-        """database: path of the sqlite file; it is made when the first fingerprint is kept."""
+        """database: path of the sqlite file; it is created when the first fingerprint is stored."""
         table = "fingerprint (digest text primary key, version, frames blob, checksum)"
         self._cache = SqliteCache(database, table)
 
     def of(self, pictures: Mapping[str, Path]) -> dict[str, Frames]:
-        """Return the fingerprint of each picture by its digest; only new ones are computed.
+        """Return the fingerprint of each picture by its digest; only missing ones are computed.
 
-        pictures: a file by the digest of its content. A picture that cannot be decoded has a fingerprint without
+        pictures: digest of a file's content -> the file. A picture that cannot be decoded has a fingerprint without
         frames; a file that cannot be read is left out, and tried again the next time.
         """
         found = self._kept(list(pictures))
@@ -63,7 +63,7 @@ class Fingerprints:
         return found
 
     def _kept(self, digests: list[str]) -> dict[str, Frames]:
-        """Return the fingerprints that are kept, by digest."""
+        """Return the cached fingerprints, by digest."""
         rows = self._cache.read(
             "select digest, frames, checksum from fingerprint where digest = ? and version = ?",
             ((digest, VERSION) for digest in digests),
@@ -71,7 +71,7 @@ class Fingerprints:
         return {
             digest: np.frombuffer(content, np.uint8).reshape(-1, LENGTH)
             for digest, content, checksum in rows
-            # SQLite notices damage to its pages' structure alone, not to what is in them.
+            # SQLite detects damage to the structure of its pages, but not to their content.
             if isinstance(content, bytes) and len(content) % LENGTH == 0 and zlib.crc32(content) == checksum
         }
 
@@ -82,7 +82,7 @@ class Fingerprints:
 
 
 def _fingerprint_of_file(path: Path) -> Frames | None:
-    """Return the fingerprint of a picture file; None where the file cannot be read now."""
+    """Return the fingerprint of a picture file; None if the file cannot be read now."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -91,7 +91,7 @@ def _fingerprint_of_file(path: Path) -> Frames | None:
 
 
 def fingerprint(data: bytes) -> Frames:
-    """Return the fingerprint of an encoded picture, upright as EXIF has it; without frames if it cannot be decoded."""
+    """Return the fingerprint of an encoded picture, upright by EXIF; without frames if it cannot be decoded."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -103,8 +103,8 @@ def fingerprint(data: bytes) -> Frames:
             raise
         return _NONE
     whole, within = (0, 0, picture.width, picture.height), _within_border(np.asarray(picture))
-    # Around all of a picture it is a border, and whole pictures with borders look alike. Along some of its sides it may
-    # be a sky, which is plain enough in one copy and not in another.
+    # A plain margin on all sides is a border, and whole pictures with borders look alike. On only some sides it may be
+    # a sky, which is plain enough in one copy but not in another.
     around = all(edge != outer for edge, outer in zip(within, whole, strict=True))
     planes = picture.convert("YCbCr").split()
     frames = [_frame(planes, box) for box in dict.fromkeys([within] if around else [whole, within])]
@@ -135,7 +135,7 @@ def _within_border(pixels: npt.NDArray[np.uint8]) -> tuple[int, int, int, int]:
 
 
 def _plain_lines(lines: npt.NDArray[np.uint8]) -> int:
-    """Return how many of the first lines are of one colour, all of the same. lines: uint8 (L, P, 3)."""
+    """Return the number of leading lines that all have the same single colour. lines: uint8 (L, P, 3)."""
     colour, widest = lines[0].mean(axis=0), len(lines) // _WIDEST
     for number, line in enumerate(lines[:widest]):
         if line.std(axis=0).max() > _LINE_SPREAD or np.abs(line.mean(axis=0) - colour).max() > _LINE_DRIFT:

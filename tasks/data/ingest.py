@@ -55,7 +55,7 @@ class Ingest(Stage):
 
     @property
     def pictures(self) -> Product:
-        """Return the product that consists of the contents of all pictures, whatever their captions."""
+        """Return the product that consists of the contents of all pictures, without their captions."""
         return Product(self, "pictures")
 
     @property

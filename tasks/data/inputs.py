@@ -14,8 +14,8 @@ from tasks.pipeline.ledger import digest_of
 def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     """Return one digest of a data set's annotation files and one of all pictures in its folder, by name.
 
-    Of several sources, those of each. None for a data set without files, and none of the pictures where these are
-    unpacked from the annotation files.
+    For several sources, return those of each. A data set without files has none, and one whose pictures are unpacked
+    from the annotation files has none of the pictures.
     """
     store = Digests(machine.folder / "digests.sqlite")
     found: dict[str, str] = {}

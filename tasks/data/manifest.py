@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 MANIFEST = "manifest.parquet"
 GENERATED_FOLDER = "pictures"
 GIVEN_WORDS = "given_words.json"  # the words of the data set's own vocabulary, if it has one
-LEFT_OUT = "left_out.txt"  # the rows that `data.on_error: skip` left out: a line each, which says where and why
+LEFT_OUT = "left_out.txt"  # the rows that `data.on_error: skip` left out: one line each, with place and reason
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
 
 
 def how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
-    """Return what to do about an empty split, as part of a message."""
+    """Return the remedy for an empty split, as part of a message."""
     if split == "train" and any(row.split for row in rows):
         return "give it pictures in the data set's split files, folders or column"
     change = f"raise data.dev_share (now {data.dev_share})"
@@ -135,13 +135,13 @@ def how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
 
 
 def captions_of(row: Row, split: str, data: DatasetOptions) -> list[str]:
-    """Return the captions of a row, which is in this split: in train each as often as its source's weight says."""
+    """Return the captions of a row in this split; in train they are repeated by its source's weight."""
     weight = data.parts()[data.prefix_of(row.name)].weight if split == "train" else 1
     return list(row.captions) * weight
 
 
 def _digests(paths: Mapping[str, Path], written: Path, database: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file by name, by the cache but for pictures just `written`: they are not in it."""
+    """Return the SHA-256 of each file by name, from the cache except for newly `written` pictures, which bypass it."""
     known = [path for path in paths.values() if not path.is_relative_to(written)]
     digests = Digests(database).of(known) if known else {}
     return {name: digests.get(path) or digest_of_file(path) for name, path in paths.items()}
@@ -150,13 +150,13 @@ def _digests(paths: Mapping[str, Path], written: Path, database: Path) -> dict[s
 def valid_rows(
     rows: list[Row], data: DatasetOptions, generated: Path, pictures: list[PictureFile], faults: Faults
 ) -> list[Row]:
-    """Return the rows that have captions and a picture of their own; the others are faults.
+    """Return the rows that have captions and a picture not named by another row; other rows are faults.
 
-    generated: the folder of pictures that the adapter writes. pictures: all picture files of the data set. Raises
-    AttendError if there is no such row.
+    generated: the folder for pictures from the adapter. pictures: all picture files of the data set. Raises
+    AttendError if no row is valid.
     """
     known = {picture.name for picture in pictures}
-    # macOS writes the letters of file names apart from their accents, as most programs do not.
+    # macOS separates accents from letters in file names, unlike most programs.
     composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
     finders: dict[str, PictureFinder] = {}  # by the prefix of their names, for advice on missing pictures
@@ -186,7 +186,7 @@ def valid_rows(
 
 
 def _duplicate_notes(records: list[ManifestRow]) -> list[str]:
-    """Return notes on pictures that have the same content: how many there are, and which are in two splits."""
+    """Return notes on pictures with the same content: their number, and those in two splits."""
     first_by_digest: dict[str, ManifestRow] = {}
     leaks, copies = [], 0
     for record in records:
@@ -203,7 +203,7 @@ def _duplicate_notes(records: list[ManifestRow]) -> list[str]:
 
 
 def read_pictures(manifest: Path, split: str) -> list[Picture]:
-    """Return the distinct pictures of a split, ordered by digest; captions of copies are joined.
+    """Return the distinct pictures of a split, ordered by digest; the captions of copies are concatenated.
 
     manifest: the folder of the `ingest` artifact.
     """
@@ -223,8 +223,8 @@ def read_pictures(manifest: Path, split: str) -> list[Picture]:
 def files_by_digest(manifest: Path, data: DatasetOptions, digests: Collection[str] | None = None) -> dict[str, Path]:
     """Return, for the digest of every picture of the manifest, the path of a file with that content.
 
-    manifest: the folder of the `ingest` artifact. data: the data set it was made from. digests: of the pictures that
-    are wanted; None for all. Of several copies, the first by name.
+    manifest: the folder of the `ingest` artifact. data: its data set. digests: of the wanted pictures; None for all. Of
+    several copies, the first by name is returned.
     """
     wanted = None if digests is None else [("digest", "in", list(digests))]
     table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"], filters=wanted).to_pylist()[::-1]
@@ -233,7 +233,7 @@ def files_by_digest(manifest: Path, data: DatasetOptions, digests: Collection[st
 
 
 def sources_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, set[str]]:
-    """Return the sources that each picture is from, by its digest; nothing where the data set has no sources.
+    """Return the sources of each picture, by its digest; empty if the data set has no sources.
 
     Arguments as in `files_by_digest`.
     """

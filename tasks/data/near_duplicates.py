@@ -1,14 +1,14 @@
-"""Near-duplicates: pictures that are another one mirrored, cropped by a tenth, encoded again, resized or with a border.
+"""Near-duplicates: copies of a picture that are mirrored, cropped by a tenth, re-encoded, resized or with a border.
 
-Two pictures are near-duplicates by their fingerprints alone, whatever else the data set holds. Candidates are those
-whose low frequencies (of the discrete cosine transform, as in pHash: Zauner 2010) point the same way, for the whole
-picture or its mirror image on one side and the whole or one of nine crops on the other. They are looked up by random
-hyperplanes (Charikar 2002) in several tables, and in each by the keys that differ in the least certain bits too (Lv et
-al. 2007), so that the time grows about as the number of pictures does. Each candidate is then verified: one picture is
-laid over the other, and their pixels must agree.
+Whether two pictures are near-duplicates depends only on their fingerprints, not on the rest of the data set. Candidates
+are those whose low frequencies (of the discrete cosine transform, as in pHash: Zauner 2010) point in the same
+direction, for the whole picture or its mirror image on one side and the whole or one of nine crops on the other. They
+are looked up by random hyperplanes (Charikar 2002) in several tables, and in each also by the keys that differ in the
+least certain bits (Lv et al. 2007), so that the time grows about linearly with the number of pictures. Each candidate
+is then verified: one picture is laid over the other, and their pixels must agree.
 
-All sums are of integers that their types hold exactly, so that the verdict does not depend on the machine, or on how
-many pictures are compared at once.
+All sums are of integers that their types represent exactly, so that the result depends neither on the machine nor on
+the number of pictures compared at once.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from tasks.data.fingerprints import CHROMA_SIDE, SIDE, Fingerprints, Frames
 
 _FREQUENCIES = 8  # along an axis
 _COEFFICIENTS = _FREQUENCIES**2
-_CELLS = 16  # means of so many parts of a side are transformed
-_UNIT = 64  # parts of a side, in which cuts are counted
-_CUTS = ((0, 0), (3, 3), (0, 6), (6, 0))  # of the two ends of a side: nothing, or a tenth from both ends or from one
+_CELLS = 16  # number of parts of a side whose means are transformed
+_UNIT = 64  # parts of a side in which cuts are measured
+_CUTS = ((0, 0), (3, 3), (0, 6), (6, 0))  # from the two ends of a side: nothing, or a tenth from both ends or from one
 _CROPS = [(0, 0)] + [(down, across) for down in (1, 2, 3) for across in (1, 2, 3)]  # rows of _CUTS, for the two axes
-_DEEPEST = 8  # cut of an end that the alignment tries: an eighth of the side
-_TABLES, _BITS, _UNCERTAIN = 8, 20, 4  # tables, bits of a key, and how many of them a look-up tries both ways
-_SKETCH_BITS = 128  # of which candidates may differ in so many:
-_SKETCH_DIFFERENCES = 36
-_SIMILAR = 0.87  # cosine of descriptors from which a pair is verified
+_DEEPEST = 8  # the largest cut of an end that the alignment tries: an eighth of the side
+_TABLES, _BITS, _UNCERTAIN = 8, 20, 4  # tables, bits of a key, and the number of bits that a look-up tries both ways
+_SKETCH_BITS = 128  # bits of a sketch
+_SKETCH_DIFFERENCES = 36  # the maximum number of bits in which candidates differ
+_SIMILAR = 0.87  # least cosine of descriptors for a pair to be verified
 _OVERLAID = 24  # positions of a side at which two pictures are compared
-_HOPEFUL = 0.7  # correlation of their luma, laid over each other roughly, from which it is worth to align them
-_AGREEMENT = 0.92  # correlation of their luma from which they are the same,
+_HOPEFUL = 0.7  # least correlation of their luma, roughly overlaid, for the pair to be aligned
+_AGREEMENT = 0.92  # least correlation of their luma if they are the same,
 _EDGES_AGREE = 0.80  # and of its differences down and across: two skies above two fields correlate by the horizon alone
-_COLOURS = 14.0  # mean difference of Cb and Cr, of 255, up to which they are the same
+_COLOURS = 14.0  # the greatest mean difference of Cb and Cr, of 255, if they are the same
 _ROUNDS = 3  # of the alignment, each along both axes
-_AT_ONCE = 1 << 20  # pairs that are looked at together, which bounds the memory
+_AT_ONCE = 1 << 20  # pairs processed together, to limit the memory
 _VERIFIED_AT_ONCE = 512
-_LONG = 20_000  # pictures from which the search takes long enough for a bar
-_SCALE = 200  # of descriptors: the components of a unit vector, times this, fit into int8
+_LONG = 20_000  # number of pictures from which the search takes long enough for a bar
+_SCALE = 200  # of descriptors: the components of a unit vector, multiplied by this, fit into int8
 
 Integers = npt.NDArray[np.int64]
-Exact = npt.NDArray[np.float64]  # of integers below 2 ** 53, for the sake of fast products
+Exact = npt.NDArray[np.float64]  # integers below 2 ** 53, as floats for fast products
 
 
 class _Candidates(NamedTuple):
-    """Pairs that are to be verified, int64 (P,) each: a frame, whether it is mirrored, and a crop of another frame."""
+    """Pairs to verify, int64 (P,) each: a frame, whether it is mirrored, and a crop of another frame."""
 
     frame: Integers
     mirrored: Integers
@@ -60,7 +60,7 @@ class _Candidates(NamedTuple):
     crop: Integers
 
     def without(self, tried: set[int], frames: int) -> _Candidates:
-        """Return the candidates that are not in `tried` yet, to which they are added: tables find the same ones.
+        """Return the candidates that are not in `tried`, and add them to it, because tables find the same ones.
 
         frames: number of all frames.
         """
@@ -73,8 +73,8 @@ class _Candidates(NamedTuple):
 def near_duplicates(pictures: Mapping[str, Path], database: Path) -> list[list[str]]:
     """Return the groups of near-duplicates among pictures, as lists of digests; sorted, each of two at least.
 
-    A picture is in the group of another where a chain of near-duplicates leads from one to the other. pictures: a file
-    by the digest of its content; those that cannot be read are in no group. database: where fingerprints are kept.
+    Two pictures are in one group if a chain of near-duplicates connects them. pictures: digest of a file's content ->
+    the file; unreadable ones are in no group. database: the cache of fingerprints.
     """
     return groups(Fingerprints(database).of(pictures))
 
@@ -107,7 +107,7 @@ def _roots(pictures: Sequence[Frames]) -> Integers:
 
 
 def _join(candidates: _Candidates, frames: Frames, owners: Integers, roots: Integers) -> None:
-    """Verify candidates, and join the groups of those that agree. roots: int64 (N,), which is changed."""
+    """Verify candidates, and join the groups of those that agree. roots: int64 (N,), modified in place."""
     for start in range(0, len(candidates.frame), _VERIFIED_AT_ONCE):
         some = _Candidates(*(values[start : start + _VERIFIED_AT_ONCE] for values in candidates))
         apart = roots[owners[some.frame]] != roots[owners[some.other]]
@@ -122,7 +122,7 @@ def _join(candidates: _Candidates, frames: Frames, owners: Integers, roots: Inte
 
 
 class _Index:
-    """Descriptors of frames, by which pairs of pictures that may be near-duplicates are looked up."""
+    """Descriptors of frames, for looking up pairs of pictures that may be near-duplicates."""
 
     def __init__(self, frames: Frames, owners: Integers) -> None:
         """frames: uint8 (F, LENGTH). owners: int64 (F,), the picture of each."""
@@ -138,7 +138,7 @@ class _Index:
         )
 
     def candidates(self, table: int, roots: Integers) -> Iterator[_Candidates]:
-        """Yield the pairs that a table finds, of pictures that are not in one group yet. roots: group of each."""
+        """Yield the pairs found by a table, of pictures that are not in the same group yet. roots: group of each."""
         values = _projected(self._asked, table * _BITS, _BITS)
         keys = _keys(values)
         held_keys = _keys(_projected(self._held, table * _BITS, _BITS))
@@ -157,7 +157,7 @@ class _Index:
                 yield self._similar(asked, order[places], roots)
 
     def _similar(self, asked: Integers, held: Integers, roots: Integers) -> _Candidates:
-        """Return the pairs whose descriptors are similar, of each two pictures the most similar one, best first."""
+        """Return the pairs with similar descriptors, best first; for each two pictures only the most similar pair."""
         frames, crops = len(self._owners), len(_CROPS)
         apart = roots[self._owners[asked % frames]] != roots[self._owners[held // crops]]
         asked, held = asked[apart], held[apart]
@@ -194,10 +194,10 @@ def _ranges(starts: Integers, stops: Integers) -> Iterator[tuple[Integers, Integ
 
 
 def _descriptors(frames: Frames) -> npt.NDArray[np.int8]:
-    """Return the low frequencies of frames and of their crops, as vectors of about one length: int8 (F, crops, 64).
+    """Return the low frequencies of frames and of their crops, as vectors of about equal length: int8 (F, crops, 64).
 
-    Each is weighted by its frequency: those of photographs fall as its inverse (Field 1987), and without the weight all
-    would look alike by the lowest.
+    Each is weighted by its frequency: in photographs amplitudes fall as the inverse (Field 1987), and without the
+    weight all would look alike by the lowest.
     """
     transform = _transform()
     described = np.empty((len(frames), len(_CROPS), _COEFFICIENTS), np.int8)
@@ -214,8 +214,8 @@ def _descriptors(frames: Frames) -> npt.NDArray[np.int8]:
 
 @cache
 def _transform() -> Exact:
-    """Return the cosine transforms of a side and of its crops, int (cuts * frequencies, SIDE); each row but the means
-    sums to 0, so that brightness does not count."""
+    """Return the cosine transforms of a side and of its crops, int (cuts * frequencies, SIDE); each row except those of
+    the means sums to 0, so that brightness does not count."""
     positions = np.arange(_CELLS) + 0.5
     cosines = np.stack([np.cos(np.pi * positions * number / _CELLS) for number in range(_FREQUENCIES)])
     rows = []
@@ -229,7 +229,7 @@ def _transform() -> Exact:
 
 
 def _shares(cut: tuple[int, int], side: int, cells: int) -> Exact:
-    """Return the share that each pixel of a side has in each cell of the part that a cut leaves: (cells, side)."""
+    """Return the share of each pixel of a side in each cell of the part that a cut leaves: (cells, side)."""
     edges = np.linspace(cut[0] / _UNIT * side, (1 - cut[1] / _UNIT) * side, cells + 1)
     pixels = np.arange(side)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
@@ -240,7 +240,7 @@ def _shares(cut: tuple[int, int], side: int, cells: int) -> Exact:
 _ALONG = np.arange(_FREQUENCIES)
 # The weight of each coefficient, an integer: its frequency times 16, and 0 for the mean.
 _WEIGHTS: Exact = np.rint(16 * np.sqrt(_ALONG[:, None] ** 2 + _ALONG**2)).ravel()
-_MIRROR = np.tile(np.where(_ALONG % 2, -1, 1), _FREQUENCIES).astype(np.int8)  # what mirroring changes
+_MIRROR = np.tile(np.where(_ALONG % 2, -1, 1), _FREQUENCIES).astype(np.int8)  # the signs that mirroring changes
 
 
 @cache
@@ -251,7 +251,7 @@ def _hyperplanes() -> Exact:
 
 
 def _projected(descriptors: npt.NDArray[np.int8], first: int, count: int) -> npt.NDArray[np.int32]:
-    """Return descriptors' products with some of the hyperplanes' normals: int32 (D, count)."""
+    """Return the products of descriptors with some of the hyperplanes' normals: int32 (D, count)."""
     normals = _hyperplanes()[:, first : first + count].astype(np.float32)  # float32 holds sums below 2 ** 24 exactly
     return (descriptors.astype(np.float32) @ normals).astype(np.int32)
 
@@ -290,9 +290,9 @@ def _cuts_of(crops: Integers) -> tuple[Integers, Integers]:
 
 
 def _aligned_agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) -> npt.NDArray[np.bool_]:
-    """Return what `_agree` does, of pairs that may agree once they are aligned.
+    """Return the result of `_agree` for pairs that may agree after alignment.
 
-    The part is searched for along one axis after the other, by steps of 1/64 of a side at each end.
+    The alignment searches along one axis after the other, in steps of 1/64 of a side at each end.
     """
     luma, *tints = _planes(frames, mirrored)
     other_luma, *other_tints = _planes(others, np.zeros_like(mirrored))
@@ -320,7 +320,7 @@ def _aligned_agree(frames: Frames, mirrored: Integers, others: Frames, crops: In
 
 
 def _planes(frames: Frames, mirrored: Integers) -> list[Exact]:
-    """Return the luma (P, 32, 32), and Cb and Cr (P, 8, 8), of frames, mirrored where `mirrored` is 1."""
+    """Return the luma (P, 32, 32), and Cb and Cr (P, 8, 8), of frames, mirrored if `mirrored` is 1."""
     planes = []
     for first, side in ((0, SIDE), (SIDE**2, CHROMA_SIDE), (SIDE**2 + CHROMA_SIDE**2, CHROMA_SIDE)):
         plane = frames[:, first : first + side**2].reshape(-1, side, side).astype(np.float64)
@@ -330,7 +330,7 @@ def _planes(frames: Frames, mirrored: Integers) -> list[Exact]:
 
 @cache
 def _overlays(side: int, cells: int) -> Exact:
-    """Return the shares of pixels in the cells of what every pair of cuts leaves, in 64ths: (cuts, cells, side)."""
+    """Return the shares of pixels in the cells of the part left by each pair of cuts, in 64ths: (cuts, cells, side)."""
     ends = range(_DEEPEST + 1)
     overlays = np.rint(np.stack([_shares((first, last), side, cells) for first in ends for last in ends]) * _UNIT)
     rest = overlays.sum(axis=2, keepdims=True) - _UNIT
@@ -345,15 +345,15 @@ def _number(cuts: Integers) -> Integers:
 
 
 def _laid(overlays: Exact, planes: Exact, down: Integers, across: Integers) -> Exact:
-    """Return what cuts leave of planes, at the positions of `overlays`: (P, cells, cells). down, across: (P, 2)."""
+    """Return the part of planes left by cuts, in the cells of `overlays`: (P, cells, cells). down, across: (P, 2)."""
     return overlays[_number(down)] @ planes @ overlays[_number(across)].transpose(0, 2, 1)
 
 
 def _improved(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: Exact) -> tuple[Integers, Exact]:
-    """Return the cuts along one axis, each a step from the given ones at most, that agree best; and how much.
+    """Return the cuts along one axis, at most one step from the given ones, that agree best, and their correlation.
 
-    cuts: (P, 2). best: (P,), their correlation. whole: (P, cells, cells). part: (P, side, cells), what is cut already
-    along the other axis.
+    cuts: (P, 2). best: (P,), their correlation. whole: (P, cells, cells). part: (P, side, cells), already cut along the
+    other axis.
     """
     base = cuts
     for first in (-1, 0, 1):
@@ -367,7 +367,7 @@ def _improved(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: 
 
 
 def _correlation(first: Exact, second: Exact) -> Exact:
-    """Return the normalised correlation of each pair of planes, 0 where one is plain: (P,) of (P, cells, cells)."""
+    """Return the normalised correlation of each pair of planes, 0 if one is plain: (P,) of (P, cells, cells)."""
     count = first.shape[1] * first.shape[2]
 
     def covariance(one: Exact, two: Exact) -> Integers:

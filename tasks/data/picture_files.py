@@ -23,10 +23,10 @@ Kind = Literal["header", "pixels", "one colour"]
 
 
 class PictureFaults(NamedTuple):
-    """Hold what is wrong with pictures, by path.
+    """Faults of pictures, by path.
 
-    headers: why those are unreadable whose header says so, of all pictures. pixels: why those are unreadable whose
-    pixels cannot be decoded, and one_colour: those of nearly one colour, both of a sample.
+    headers: pictures that are unreadable by their header, among all. pixels: pictures whose pixels cannot be decoded,
+    and one_colour: pictures of nearly one colour, both among a sample.
     """
 
     headers: dict[Path, str]
@@ -35,10 +35,10 @@ class PictureFaults(NamedTuple):
 
 
 def picture_faults(paths: Sequence[Path], sample: int) -> PictureFaults:
-    """Return what is wrong with pictures: the headers of all are read, and the pixels of some, drawn at random.
+    """Return the faults of pictures: the headers of all are read, and the pixels of a random sample.
 
-    sample: how many have their pixels read; all where there are fewer. What is not readable here, extraction cannot
-    read either.
+    sample: the size of the sample; all if there are fewer pictures. A picture that is unreadable here is also
+    unreadable for extraction.
     """
     drawn = set(random.Random(0).sample(range(len(paths)), min(sample, len(paths))))
     numbered = [(path, number in drawn) for number, path in enumerate(paths)]
@@ -50,7 +50,7 @@ def picture_faults(paths: Sequence[Path], sample: int) -> PictureFaults:
 
 
 def _fault(picture: tuple[Path, bool]) -> tuple[Kind, str] | None:
-    """Return the kind of fault of a picture, and what is wrong, as part of a sentence; None for a sound picture.
+    """Return the kind of fault of a picture, and the fault as part of a sentence; None if there is no fault.
 
     picture: its path, and whether to read its pixels too.
     """
@@ -76,7 +76,7 @@ def _fault(picture: tuple[Path, bool]) -> tuple[Kind, str] | None:
 
 
 def _fault_of_header(path: Path) -> str | None:
-    """Return what is wrong with a picture by its header; None for a sound one. Raises what Pillow raises."""
+    """Return the fault of a picture's header; None if there is no fault. Raises what Pillow raises."""
     with Image.open(path, formats=FORMATS) as image:
         width, height = image.size
     if width * height > MAX_PIXELS:
@@ -87,7 +87,7 @@ def _fault_of_header(path: Path) -> str | None:
 
 
 def _colour_alone(pixels: npt.NDArray[np.uint8]) -> str | None:
-    """Return that a picture (H, W, 3) is nearly of one colour; None for others."""
+    """Return a message if a picture (H, W, 3) is nearly of one colour; None otherwise."""
     some = pixels[:: max(1, len(pixels) // 128), :: max(1, pixels.shape[1] // 128)].reshape(-1, 3).astype(np.float32)
     colour = some.mean(axis=0)
     if float(np.sqrt(np.mean((some - colour) ** 2))) >= _ONE_COLOUR:

@@ -1,4 +1,4 @@
-"""The split of each picture: what the data set says, else by its content; of several data sets, what the first says."""
+"""The split of each picture: from the data set, else from its content; with several data sets, from the first one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.datasets.faults import Faults
 
 
 class Divided(NamedTuple):
-    """The split of each picture. note: what was divided here, as part of a sentence; empty where nothing was."""
+    """The split of each picture. note: the divided pictures, as part of a sentence; empty if there were none."""
 
     splits: list[str]
     note: str
@@ -23,11 +23,11 @@ class Divided(NamedTuple):
 def divide(
     pictures: Sequence[tuple[str | None, str]], data: DatasetOptions, alike: Sequence[Sequence[str]] = ()
 ) -> Divided:
-    """Return the split of each picture; all depend on the pictures' contents alone.
+    """Return the split of each picture, a function of the pictures' contents and given splits alone.
 
     pictures: the split that the data set gives, if any, and the digest, of each. Pictures without a split are divided
-    by `data.dev_share` and `data.test_share`; where the data set gives splits but no dev, that share of train is dev.
-    alike: groups of digests of near-duplicates, which are kept in one split where they are divided here.
+    by `data.dev_share` and `data.test_share`; if the data set gives splits but no dev, that share of train becomes dev.
+    alike: groups of digests of near-duplicates; pictures of a group that are divided here get the same split.
     """
     undivided = sum(split is None for split, _ in pictures)
     splits = [split or hashed_split(digest, data) for split, digest in pictures]
@@ -50,15 +50,15 @@ def divide(
 
 
 def divides(given: Iterable[str | None], data: DatasetOptions) -> bool:
-    """Return whether pictures are divided here. given: the split of each that the data set gives, if any."""
+    """Return whether `divide` has to divide pictures. given: the split that the data set gives each, if any."""
     splits = set(given)
     return None in splits or ("dev" not in splits and data.dev_share > 0)
 
 
 def _together(splits: list[str], digests: list[str], movable: list[bool], alike: Sequence[Sequence[str]]) -> list[str]:
-    """Return the splits with the movable pictures of each group in train if one of the group is, else dev, else test.
+    """Return the splits, with each group's movable pictures in train if one of the group is, else in dev, else in test.
 
-    So a picture in train stays there whichever pictures are added, and one in dev leaves it for train alone.
+    So a picture in train stays there when pictures are added, and one in dev can move only to train.
     """
     group_of = {digest: number for number, group in enumerate(alike) for digest in group}
     first: dict[int, str] = {}
@@ -89,11 +89,11 @@ def joined(
     faults: Faults,
     alike: Sequence[Sequence[str]] = (),
 ) -> tuple[list[Row], list[str]]:
-    """Return the rows with the splits that the first source of each picture gives, and notes on what was left out.
+    """Return the rows with the split that the first source of each picture gives, and notes on rows left out.
 
-    digests: SHA-256 of each row's picture, by its name. alike: groups of near-duplicates that are divided together. A
-    later source that has the picture in another split would train on what is tested, or test on what is trained: its
-    row is left out. A row about another picture than the one that now has its name is one of the `faults`.
+    digests: SHA-256 of each row's picture, by its name. alike: groups of near-duplicates that are divided together. If
+    a later source has the picture in another split, its row is left out, because it would mix training and test. A row
+    about a picture that has since been replaced under its name is one of the `faults`.
     """
     rows = list(_about_their_pictures(rows, digests, faults))
     if len(data.parts()) == 1:
@@ -124,7 +124,7 @@ def joined(
 
 
 def _about_their_pictures(rows: Sequence[Row], digests: Mapping[str, str], faults: Faults) -> Iterator[Row]:
-    """Yield the rows without those whose picture is another one now."""
+    """Yield the rows whose picture has not been replaced; others are faults."""
     for row in rows:
         with faults.of_row():
             if row.digest not in (None, digests[row.name]):

@@ -1,4 +1,4 @@
-"""A survey of a data set before any stage runs: its rows, what is wrong with them, and how they are divided."""
+"""A survey of a data set before any stage runs: its rows, their faults, and their splits."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
 _WORD = regex.compile(r"[\w\p{M}]+(?:['\u2019-][\w\p{M}]+)*")
-_MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
-_MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
-_MOST_COMPARED = 120_000  # pictures that are looked through for near-duplicates, which takes about five minutes
+_MOST_UNPACKED = 1000  # rows read of a data set whose pictures are inside other files
+_MOST_BYTES = 4 << 30  # bytes of pictures to hash, which takes seconds
+_MOST_COMPARED = 120_000  # pictures searched for near-duplicates, which takes about five minutes
 
-Compare = Literal["to divide", "few", "all"]  # when: where the division needs it, or there are not too many, or always
+Compare = Literal["to divide", "few", "all"]  # when: if the splits depend on it, also if there are not many, or always
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Hold what a survey of a data set read.
+    """The result of a survey of a data set.
 
-    rows: the valid ones. paths: of their pictures, by name. pictures: all files, captioned or not; those of an adapter
-    that unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much
-    to read for it. note: how the rows were divided here. faults: of rows that are not valid. left_out: notes on rows
+    rows: the valid ones. paths: of their pictures, by name. pictures: all files, captioned or not; those unpacked by
+    an adapter are in a temporary folder that no longer exists. splits: of each row, or None if the pictures were too
+    large to read for it. note: how the rows were divided. faults: of rows that are not valid. left_out: notes on rows
     whose picture another source has in another split. whole: whether all rows were read. digests: of the rows'
-    pictures, where they were read. alike: groups of digests of near-duplicates; None where they were not compared.
+    pictures, if they were read. alike: groups of digests of near-duplicates; None if they were not compared.
     """
 
     rows: list[Row]
@@ -61,7 +61,7 @@ class Survey:
 
     @property
     def distinct(self) -> int:
-        """Return the number of pictures that differ in content, where their contents were read."""
+        """Return the number of pictures that differ in content, or by name if their contents were not read."""
         return len({self.digests.get(row.name, row.name) for row in self.rows})
 
     @property
@@ -69,13 +69,13 @@ class Survey:
         return sum(len(row.captions) for row in self.rows)
 
     def divided(self, data: DatasetOptions) -> Survey:
-        """Return the survey with its rows divided by the shares in `data`, where they do not name their split."""
+        """Return the survey with rows without a given split divided by the shares in `data`."""
         alike = self.alike or [] if data.near_duplicates == "together" else []
         divided = divide([(row.split, self.digests.get(row.name, "")) for row in self.rows], data, alike)
         return replace(self, splits=divided.splits, note=divided.note)
 
     def of_split(self, split: str) -> list[Row]:
-        """Return the rows of a split; all rows where these are not divided."""
+        """Return the rows of a split; all rows if they are not divided."""
         if self.splits is None:
             return self.rows
         return [row for row, own in zip(self.rows, self.splits, strict=True) if own == split]
@@ -85,7 +85,7 @@ def uncaptioned(found: Survey, data: DatasetOptions) -> list[str]:
     """Return the names of the picture files that no row of any source names; sources may share a folder."""
     parts = data.parts()
     names = [item.name for item in found.pictures if parts[data.prefix_of(item.name)].expects_captions]
-    if data.unpacks:  # into folders of their own
+    if data.unpacks:  # into separate folders
         return [name for name in names if name not in found.paths]
     captioned = {path.absolute() for path in found.paths.values()}
     paths = paths_of(data, names, Path())
@@ -94,9 +94,9 @@ def uncaptioned(found: Survey, data: DatasetOptions) -> list[str]:
 
 
 def rough_words(text: str) -> list[str]:
-    """Return the words of a caption about as the tokenisers cut them, without the seconds that NLTK takes to load.
+    """Return the words of a caption approximately as the tokenisers do, without loading NLTK, which takes seconds.
 
-    Of scripts without spaces between words, each character is a word.
+    In scripts without spaces between words, each character is a word.
     """
     words: list[str] = _WORD.findall(text.lower())
     if SPACELESS.search(text):
@@ -105,12 +105,11 @@ def rough_words(text: str) -> list[str]:
 
 
 def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compare = "to divide") -> Survey:
-    """Return what a data set holds; its pictures are decoded only to find near-duplicates.
+    """Return the content of a data set; its pictures are decoded only to find near-duplicates.
 
-    generated: an empty folder for pictures that the adapter unpacks or generates. digests: the workspace's database of
-    digests, or one of another folder, in which they are kept; fingerprints are kept in the same folder. compare: when
-    near-duplicates are looked for; with `all` however many pictures there are. Raises AttendError where no row can be
-    read.
+    generated: an empty folder for pictures that the adapter unpacks or generates. digests: the database that caches
+    digests, of the workspace or in another folder; fingerprints are cached in the same folder. compare: when to search
+    for near-duplicates; `all` searches any number of pictures. Raises AttendError if no row can be read.
     """
     faults = Faults(gather=True)
     rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))

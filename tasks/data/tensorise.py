@@ -27,11 +27,11 @@ class Tensorise(Stage):
 
     captions: CaptionsConfig
     manifest: Ingest
-    start: StartingPoint | None = None  # whose vocabulary is joined, where `captions.vocabulary` says so
+    start: StartingPoint | None = None  # its vocabulary is joined if `captions.vocabulary` is `joined`
 
     @property
     def vocabulary(self) -> Product:
-        """Return the product that consists of the known words and the settings by which texts are split into them."""
+        """Return the product that consists of the known words and the settings for splitting texts into them."""
         return Product(self, "vocabulary")
 
     @property

@@ -21,11 +21,11 @@ Tokeniser = Callable[[str], list[str]]
 def tokeniser(name: str) -> Tokeniser:
     """Return the tokeniser `name`.
 
-    NLTK's and `unicode` lower-case a text and drop tokens without a letter or digit. `unicode` cuts at the word
-    boundaries of Unicode's annex 29, which in Chinese, Japanese and Thai are those of single characters. `whitespace`
-    and `characters` keep the text as it is: what they cut, joined again, is the text, with single spaces.
+    NLTK's and `unicode` lower-case a text and drop tokens without a letter or digit. `unicode` splits at the word
+    boundaries of Unicode's annex 29, which in Chinese, Japanese and Thai are between single characters. `whitespace`
+    and `characters` keep the text unchanged: their tokens, joined again, are the text, with single spaces.
 
-    All leave `<UNK>`, which captions decoded from published id tensors contain, as one token, so that it never becomes
+    All keep `<UNK>`, which captions decoded from published id tensors contain, as one token, so that it never becomes
     a word of the vocabulary.
     """
     split = _splitter(name)
@@ -45,7 +45,7 @@ def _splitter(name: str) -> Tokeniser:
     if name == "whitespace":
         return str.split
     if name == "characters":
-        return lambda text: regex.findall(r"\X", text)  # as people see them (grapheme clusters), spaces among them
+        return lambda text: regex.findall(r"\X", text)  # grapheme clusters, including spaces
     if name == "unicode":
         return _words
     import nltk.tokenize
@@ -60,7 +60,7 @@ def _has_letter(token: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text, and the spaces that its script does not put between such words by itself."""
+    """Return the words of a text, and the spaces that its script does not imply between such words."""
     words: list[str] = []
     is_apart = False
     for piece in regex.split(r"(?V1w)\b", text.lower()):
@@ -82,9 +82,9 @@ _END_MARK = "\ue000"
 class BytePairs:
     """A byte-pair encoding (Sennrich et al. 2016), learnt from captions.
 
-    Pairs are within words, and those at the end of a word end in `</w>`. Of captions that are cut into characters they
-    are within what stands between two spaces, the first space included, which in scripts without spaces is the whole
-    caption. It is needed only to encode captions: token ids of byte pairs are turned back into text without it.
+    Pairs are within words, and those at the end of a word end in `</w>`. In captions that are split into characters,
+    they are within the text between two spaces, including the first space, which in scripts without spaces is the whole
+    caption. The encoding is needed only to encode captions: byte pairs are decoded to text without it.
     """
 
     def __init__(self, texts: list[list[str]], captions: CaptionsConfig) -> None:
@@ -108,7 +108,7 @@ class BytePairs:
         self._pairs_by_piece: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
 
     def _pieces(self, tokens: list[str]) -> list[str]:
-        """Return the parts of a caption that pairs stay within: its words, or its text but for `<UNK>`."""
+        """Return the parts of a caption that pairs stay within: its words, or its text split at `<UNK>`."""
         if self._of_words:
             return [word if word == SPECIAL[UNK] else word + _END_MARK for word in tokens]
         return [SPECIAL[UNK] if unknown else "".join(group) for unknown, group in groupby(tokens, SPECIAL[UNK].__eq__)]
@@ -118,7 +118,7 @@ class BytePairs:
         return [pair.replace(_END_MARK, WORD_END) for pair in self._tokenizer.get_vocab()]
 
     def __call__(self, tokens: list[str]) -> list[str]:
-        """Return a caption's tokens as byte pairs; `<UNK>` stays whole."""
+        """Return a caption's tokens as byte pairs; `<UNK>` is not split."""
         pieces = self._pieces(tokens)
         for piece in pieces:
             if piece not in self._pairs_by_piece:
