@@ -1,1 +1,1 @@
-"""What people say of captions: which are asked about, and what the answers say."""
+"""People's reviews of captions: the questions to ask, and the results of the answers."""

@@ -1,8 +1,8 @@
-"""Who is asked what: several people answer the questions of a queue at once, and none gets another's picture.
+"""The assignment of questions: several people answer a queue at once, and no two are asked about the same picture.
 
-An answer is in the file before it is confirmed, so that whoever dies then, nothing is lost. A person who is asked about
-a picture keeps it until it is answered, also when the server is started anew; only where no other is left does someone
-get the picture of a person of whom nothing was heard for a while.
+An answer is in the file before it is confirmed, so that a crash loses nothing. A person keeps a picture until it is
+answered, even if the server restarts. Only if no other picture is left does someone else get the picture of a person
+who has been inactive for a while.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple, Protocol
 from tasks.datasets.corrections import GIVING, Answer, Chosen, Verdict, checked
 from tasks.review.queue import Question
 
-KEPT = 600.0  # seconds for which a person who is not heard of keeps a picture
-_PAGE = "page"  # begins the source of an answer that was given on the page: `page PERSON NUMBER`
+KEPT = 600.0  # seconds for which an inactive person keeps a picture
+_PAGE = "page"  # prefix of the source of an answer given on the page: `page PERSON NUMBER`
 
 
 class Asked(NamedTuple):
-    """Hold a question, why it is asked, and the address of the version whose caption it is about."""
+    """A question, why it was chosen, and the address of the version that wrote the caption."""
 
     question: Question
     chosen: Chosen
@@ -29,11 +29,11 @@ class Asked(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Hold what a person has.
+    """A question that a person has.
 
-    undo: the number of the request that undid their answer to it, or None. answers: how many of theirs about it were in
-    the file then: with more of them there, it is answered, though the process died before it let go of it. heard: when
-    they were heard of, in seconds since 1970.
+    undo: the number of the request that undid their answer to it, or None. answers: how many answers of theirs about it
+    were in the file then: if there are more now, it is answered, although the process died before releasing it. heard:
+    the time of their last request, in seconds since 1970.
     """
 
     asked: Asked
@@ -43,9 +43,9 @@ class Held(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Hold what a person answers: the verdict, the caption that they gave, or None, and their name, if they tell it.
+    """A person's answer: the verdict, the caption that they gave, or None, and their name, if they give it.
 
-    number: identifies the answer, so that one that is sent twice is taken once.
+    number: identifies the answer, so that one that is sent twice is stored once.
     """
 
     number: str
@@ -58,23 +58,23 @@ class Record(Protocol):
     """The part of the state that outlives the process."""
 
     def answers(self) -> list[Answer]:
-        """Return the answers of the file."""
+        """Return the answers in the file."""
 
     def write(self, answer: Answer) -> None:
-        """Add an answer to the file, and return when it is there."""
+        """Add an answer to the file; return when it is written."""
 
     def held(self) -> dict[str, Held]:
-        """Return what people have, by person."""
+        """Return the questions that people have, by person."""
 
     def hold(self, held: Mapping[str, Held]) -> None:
-        """Keep what people have."""
+        """Store the questions that people have."""
 
 
 @dataclass
 class _Person:
-    """Hold when a person was heard of, in seconds, what they have, and their answers, the last one last.
+    """A person's last request (its time in seconds), current question, and answers, the last one last.
 
-    answers: the last one about each picture. times: how many they gave about each.
+    answers: the last one about each picture. times: the number of answers about each picture.
     """
 
     heard: float = 0.0
@@ -93,9 +93,9 @@ class _Person:
 
 
 class Assignments:
-    """The questions of a queue, who has which of them, and what was answered.
+    """The questions of a queue, the people that have them, and the answers.
 
-    It is not locked: one thread at a time may call it.
+    It is not locked: only one thread at a time may call it.
     """
 
     def __init__(self, asked: Iterable[Asked], record: Record) -> None:
@@ -113,21 +113,21 @@ class Assignments:
             own, picture = self._people.setdefault(person, _Person()), held.asked.question.picture
             if own.times[picture] <= held.answers:
                 own.heard, own.held = held.heard, held
-                # The queue may be another one now, of another version: they answer the caption that they see.
+                # The queue may now be from another version, but they answer about the caption that they see.
                 self._open[picture] = held.asked
         self._number = len(self._open)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return how many questions are open, and how many there are."""
+        """Return the number of open questions, and the number of all questions."""
         return len(self._open), self._number
 
     def question(self, picture: str) -> Question | None:
-        """Return the open question about a picture; None where there is none."""
+        """Return the open question about a picture; None if there is none."""
         return self._open[picture].question if picture in self._open else None
 
     def next(self, person: str, now: float) -> Question | None:
-        """Return the question that a person is asked, the same until it is answered; None where none is left for them.
+        """Return a person's question, the same until it is answered; None if none is left for them.
 
         person: identifies a browser. now: the time, in seconds since 1970.
         """
@@ -143,8 +143,8 @@ class Assignments:
     def answer(self, person: str, picture: str, shown: str, reply: Reply, now: float) -> Literal["taken", "lost"]:
         """Write a person's answer to the file.
 
-        Returns "lost" where it is none to a question of this queue, or someone else has it, or answered it. An answer
-        that is there is taken, and not written again. Raises AttendError for one that cannot be written.
+        Returns "lost" if it does not belong to a question of this queue, or if someone else has or answered the
+        question. A repeated answer is "taken", but not written again. Raises AttendError for an invalid answer.
         """
         own = self._heard(person, now)
         source = f"{_PAGE} {person} {reply.number}"
@@ -165,7 +165,7 @@ class Assignments:
             "model": model,
             "confidence": question.confidence,
             "chosen": chosen,
-            # Who puts an answer of theirs right is the one who gave it, whatever the name is now.
+            # A corrected answer keeps the name under which it was first given.
             "who": reply.who if before is None else before["who"],
             "when": datetime.datetime.now(datetime.UTC).isoformat(),
             "source": source,
@@ -178,7 +178,7 @@ class Assignments:
         return "taken"
 
     def to_undo(self, person: str, number: str) -> Answer | None:
-        """Return the answer that `undo` asks about once more; None where there is none.
+        """Return the answer that `undo` would ask about again; None if there is none.
 
         number: identifies the request, so that one that is sent twice undoes one answer.
         """
@@ -190,31 +190,31 @@ class Assignments:
         return own.answers[pictures[-1]] if pictures else None
 
     def undo(self, person: str, number: str, now: float) -> Question | None:
-        """Ask a person once more what they answered last, or before the one that they undid; None where there is none.
+        """Ask a person again about their last answer, or the one before the answer that they undid; None without one.
 
-        number: as in `to_undo`. The file keeps what was said until they say something else: of a person's answers about
-        a caption, the last counts.
+        number: as in `to_undo`. The file keeps the old answer until there is a new one: of a person's answers about a
+        caption, the last one counts.
         """
         own, answer = self._heard(person, now), self.to_undo(person, number)
         if answer is None:
             return None
         if own.held is not None and own.held.undo is not None and own.picture != answer["picture"]:
-            self._open.pop(own.picture or "", None)  # what they said of that one stands
-        sureness = answer["confidence"] or 0.0  # nothing is chosen by it any more
+            self._open.pop(own.picture or "", None)  # their answer about that one is valid
+        sureness = answer["confidence"] or 0.0  # no longer used for choosing
         question = Question(answer["picture"], answer["name"], answer["shown"], answer["confidence"], sureness)
         asked = Asked(question, answer["chosen"], answer["model"])
-        self._open = {question.picture: asked, **self._open}  # it is asked first, should they leave it
+        self._open = {question.picture: asked, **self._open}  # it is asked first if they leave it
         self._number = max(self._number, len(self._open))
         self._give(own, Held(asked, number, own.times[question.picture], now))
         return question
 
     def drop(self, picture: str) -> None:
-        """Ask nobody about a picture any more, as its file is not there."""
+        """Ask nobody about a picture any more, because its file is missing."""
         if self._open.pop(picture, None) is not None:
             self._number -= 1
 
     def _give(self, own: _Person, held: Held | None) -> None:
-        """Give a person a question, which nobody else has then."""
+        """Assign a question to a person, and take it from anyone else."""
         for one in self._people.values():
             if held is not None and one.picture == held.asked.question.picture:
                 one.held = None
@@ -222,7 +222,7 @@ class Assignments:
         self._record.hold({name: one.held for name, one in self._people.items() if one.held is not None})
 
     def _others(self, own: _Person) -> dict[str, float]:
-        """Return which pictures others have, and when they were heard of."""
+        """Return the pictures that other people have, with the times of their last requests."""
         return {one.picture: one.heard for one in self._people.values() if one is not own and one.picture is not None}
 
     def _heard(self, person: str, now: float) -> _Person:

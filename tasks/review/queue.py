@@ -1,7 +1,7 @@
-"""The pictures that people are asked about: those that a model is least sure of or knows least, and some at random.
+"""The pictures to ask people about: those that a model is least sure of or knows least, and some at random.
 
-A fifth of all pictures, decided by their contents alone, before any caption is made, is never asked about but at
-random: what people say of these is therefore an unbiased measure, however the others are chosen.
+A fifth of all pictures, chosen only by their contents before any caption is generated, is asked about only at random:
+the answers about these are therefore an unbiased measure, however the other pictures are chosen.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from tasks.common.fractions import fraction
 from tasks.datasets.corrections import Chosen
 
-_REVIEW = "review"  # the purpose of the draws: a picture's says nothing of its split
-_RESERVED = 0.2  # share of all pictures that are asked about at random alone; it must stay as it is, as they are
+_REVIEW = "review"  # the purpose of the draws, which makes them independent of the splits
+_RESERVED = 0.2  # share of pictures asked about only at random; it must not change, so that these stay the same
 
 
 @dataclass(frozen=True)
 class Question:
-    """A caption to ask about, with fields as of `Answer`.
+    """A caption to ask about, with fields as in `Answer`.
 
-    sureness: larger for captions that are likelier right. distance: of the picture from those that the model was
-    trained on; None where the model does not know.
+    sureness: larger for captions that are more likely right. distance: of the picture from the training pictures; None
+    if the model does not know it.
     """
 
     picture: str
@@ -41,15 +41,15 @@ class Shares:
 
 
 def at_random(digest: str) -> bool:
-    """Return whether a picture is asked about at random alone. digest: SHA-256 (hex) of its file."""
+    """Return whether a picture is asked about only at random. digest: SHA-256 (hex) of its file."""
     return _draw(digest) < _RESERVED
 
 
 def choose(questions: Iterable[Question], number: int, shares: Shares) -> list[tuple[Question, Chosen]]:
-    """Return up to `number` questions, and why each is asked.
+    """Return up to `number` questions, and why each was chosen.
 
-    Those of each kind are in the order in which they matter, and the kinds are mixed evenly, so that who answers only
-    the first ones has answered some of each.
+    Each kind is ordered by importance, and the kinds are mixed evenly, so that a person who answers only the first
+    questions has answered some of each kind.
     """
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
     drawn = sorted((q for q in ordered if at_random(q.picture)), key=lambda q: _draw(q.picture))

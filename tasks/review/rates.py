@@ -1,4 +1,4 @@
-"""What people said of a model's captions, in figures: shares with intervals, words they changed, and agreement."""
+"""The results of people's answers: shares with intervals, words that they changed, and agreement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BINS = 5
 
 
 class Rate(NamedTuple):
-    """The share of captions that were accepted as they were. low, high: of its 95 % interval."""
+    """The share of captions that were accepted unchanged. low, high: of its 95 % interval."""
 
     of: str
     accepted: int
@@ -32,20 +32,20 @@ class Rate(NamedTuple):
 
 
 class Calibrated(NamedTuple):
-    """Captions of about one confidence: its mean, and the share of them that was accepted."""
+    """Captions of about the same confidence: their mean confidence, and the share of them that was accepted."""
 
     confidence: float
     rate: Rate
 
 
 class Figures(NamedTuple):
-    """Hold what a file of answers says.
+    """The results of a file of answers.
 
-    verdicts: how many answers have each, the most frequent first. versions, weeks: rates of the pictures asked
-    about at random, which alone stand for all. chosen: rates by why the pictures were asked about. calibration: by
-    confidence, over all of them. edits: (from, to) -> number of times that people put one word in place of another;
-    empty for a word added or removed. agreement: of two people about one caption, whether it can stay as it is;
-    None where no caption was judged twice.
+    verdicts: the number of answers with each, the most frequent first. versions, weeks: rates of the pictures asked
+    about at random, which alone represent all. chosen: rates by why the pictures were chosen. calibration: by
+    confidence, over all of them. edits: (from, to) -> number of times that people replaced words by others; empty for
+    words added or removed. agreement: of two people about one caption, whether it can stay unchanged; None if no
+    caption was judged twice.
     """
 
     verdicts: dict[str, int]
@@ -58,7 +58,7 @@ class Figures(NamedTuple):
 
 
 def figures(answers: Iterable[Answer]) -> Figures:
-    """Return the figures of answers, of each person's last about each caption. Skipped ones count in none."""
+    """Return the results of the last answer of each person about each caption. Skipped ones count in no rate."""
     last = latest(answers)
     judged = [answer for answer in last if answer["verdict"] in _JUDGED]
     random = [answer for answer in judged if answer["chosen"] == "at random"]
@@ -78,7 +78,7 @@ def _rate(of: str, accepted: int, judged: int) -> Rate:
 
 
 def _rates(answers: list[Answer], group: Callable[[Answer], str]) -> list[Rate]:
-    """Return the rate of each group, by its name."""
+    """Return the rate of each group, ordered by its name."""
     judged = Counter(map(group, answers))
     accepted = Counter(group(answer) for answer in answers if answer["verdict"] == "accepted")
     return [_rate(name, accepted[name], judged[name]) for name in sorted(judged)]
@@ -91,7 +91,7 @@ def _week(answer: Answer) -> str:
 
 
 def _calibration(answers: list[Answer]) -> list[Calibrated]:
-    """Return the rates of captions of like confidence."""
+    """Return the rates of captions with similar confidence."""
     bins: dict[int, list[Answer]] = {}
     for answer in answers:
         if answer["confidence"] is not None:
@@ -117,7 +117,7 @@ def _edits(answers: list[Answer]) -> list[tuple[str, str, int]]:
 
 
 def _agreement(answers: list[Answer]) -> Rate | None:
-    """Return the share of pairs of people who agree whether a caption can stay; None where no two judged the same."""
+    """Return how often pairs of people agree whether a caption can stay; None if no caption was judged twice."""
     by_caption: dict[tuple[str, str], list[bool]] = {}
     for answer in answers:
         by_caption.setdefault((answer["picture"], answer["shown"]), []).append(answer["verdict"] == "accepted")
