@@ -1,1 +1,1 @@
-"""Pictures and captions of a data set that deserve a look, found by the model that was trained on it."""
+"""Pictures and captions of a data set that are worth a look, found by the model that was trained on it."""

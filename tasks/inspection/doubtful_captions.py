@@ -1,7 +1,7 @@
-"""Doubtful captions: those that probably belong to another picture, by the decoder that was trained on them.
+"""Doubtful captions: those that probably belong to another picture, according to the decoder trained on them.
 
 A caption's gain is how much likelier its words are for its picture than for the mean of the training pictures, per
-word. Captions of the right picture gain; one that gains nothing where the others of its picture do is doubtful.
+word. Captions of the right picture gain; a caption without a gain is doubtful if the picture's others have one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.grids.reader import GridReader
 
 _PICTURES_AT_ONCE = 32
 _MOST_CAPTIONS = 16  # of a picture
-_LOGITS = 1 << 25  # computed at once, at most
+_LOGITS = 1 << 25  # the maximum number computed at once
 
 Doubts = npt.NDArray[np.float64]
 
@@ -35,10 +35,10 @@ def doubts(
     device: torch.device,
     vocabulary: int,
 ) -> list[Doubts]:
-    """Return how doubtful each caption of each picture is, in nats per word; the greater, the more.
+    """Return how doubtful each caption of each picture is, in nats per word; greater is more doubtful.
 
-    decoder: in evaluation mode, on the device. mean (h, w, C) float32: the mean of the training pictures' grids. Of a
-    picture with more than `_MOST_CAPTIONS` captions, the first ones are looked at. vocabulary: V, number of the words.
+    decoder: in evaluation mode, on the device. mean (h, w, C) float32: the mean of the training pictures' grids. Only
+    the first `_MOST_CAPTIONS` captions of a picture are examined. vocabulary: V, number of the words.
     """
     if not pictures:
         return []
@@ -62,9 +62,9 @@ def doubts(
 
 
 def doubts_of(gains: Doubts) -> Doubts:
-    """Return how doubtful captions of a picture are by their gains: what each lacks to half of what the others gain.
+    """Return how doubtful a picture's captions are: half the mean gain of the other captions, minus their own gain.
 
-    Half, because a picture whose captions all gain much is one that the decoder knows well; a single one lacks to 0.
+    Half, because if all captions of a picture gain much, the decoder knows it well. One alone is compared with no gain.
     """
     if len(gains) == 1:
         return -gains

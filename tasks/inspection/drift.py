@@ -1,8 +1,8 @@
-"""Drift: whether pictures that arrived are like those of before, by a two-sample test on their pooled grids.
+"""Drift: whether new pictures are like the earlier ones, by a two-sample test on their pooled grids.
 
 The statistic is the energy distance (Szekely and Rizzo 2004), and its level is exact: the labels of the pictures are
-permuted, and under the hypothesis that all come from one world, each picture by itself, each permutation is as likely
-as the true one. Frames of one moment that arrive together are no such pictures, and a large sample shows small changes.
+permuted, and under the hypothesis that all are independent draws from one distribution, each permutation is as likely
+as the true one. Frames of one moment that arrive together are not independent, and a large sample shows small changes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from tasks.inspection.record import DriftRecord
 
-LEVEL = 0.01  # probability of an alarm where nothing drifted
-FEWEST = 20  # pictures on either side; fewer decide nothing
-_MOST = 2048  # pictures on either side
+LEVEL = 0.01  # probability of an alarm if nothing drifted
+FEWEST = 20  # pictures on either side, at least; fewer are not tested
+_MOST = 2048  # pictures on either side, at most
 _PERMUTATIONS = 999
 _AT_ONCE = 128
 
 
 def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> DriftRecord:
-    """Return whether two samples of pooled grids, (N, C) and (M, C) float32 of length 1, are of one distribution.
+    """Return whether two samples of pooled grids, (N, C) and (M, C) float32 of length 1, have the same distribution.
 
-    Of more than `_MOST`, so many are drawn at random.
+    Of a sample with more than `_MOST` grids, that many are drawn at random.
     """
     generator = torch.Generator().manual_seed(seed)
     samples = [sample[torch.randperm(len(sample), generator=generator)[:_MOST]] for sample in (known, arrived)]

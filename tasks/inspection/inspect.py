@@ -1,9 +1,9 @@
-"""The inspection of a data set with the model that was trained on it: what of it deserves a look.
+"""The inspection of a data set with the model that was trained on it, to find what is worth a look.
 
 findings.parquet has a row for each finding: `kind` (`doubtful caption`, `look-alike`, `unusual caption`, `unlike the
-rest`), `digest`, `name` and `split` of the picture, its `caption` where the finding is of one, `other` (the name of the
-other picture of a pair), `score` (by which a kind is sorted, the first row the most striking), and `why` in words.
-inspection.json has how much was looked at, and whether the pictures that arrived drifted.
+rest`), `digest`, `name` and `split` of the picture, its `caption` if the finding is about one, `other` (the name of the
+other picture of a pair), `score` (by which a kind is sorted, the most striking row first), and `why` in words.
+inspection.json has the numbers of examined captions and pictures, and whether the new pictures drifted.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from tasks.pipeline.ledger import Artifact
 from tasks.training.fit_decoder import DecoderInputs
 from tasks.training.outputs import load_decoder
 
-DOUBT = 0.6  # nats a word from which a caption is a finding
-_INSPECTED = 5_000  # captions that the model compares with their pictures
+DOUBT = 0.6  # least nats per word for a caption to be a finding
+_INSPECTED = 5_000  # captions that the model compares with their pictures, at most
 _MOST_ROWS = 200  # of a kind
 _MOST_UNLIKE = 24
 _MOST_KNOWN, _NEIGHBOURS = 4096, 5
-_ITSELF = 1e-3  # distance below which two pooled grids are of one picture
-_MOST_POOLED = 30_000  # pictures that are compared with each other
+_ITSELF = 1e-3  # distance below which two pooled grids are of the same picture
+_MOST_POOLED = 30_000  # pictures compared with each other, at most
 _READ_AT_ONCE = 64
 _SCHEMA = pa.schema(
     [
@@ -70,9 +70,9 @@ def inspect_data(
 ) -> InspectionRecord:
     """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
 
-    trained, remembered: the artifacts of the stages that made the decoder and the memory of its training pictures.
-    known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
-    they were. What is new is looked at first, where there is more than `_INSPECTED` captions.
+    trained, remembered: the artifacts of the decoder and of the memory of its training pictures. known: digests of the
+    pictures of the champion's data set; None if there is no champion, or if they are not known. If there are more than
+    `_INSPECTED` captions, those of new pictures are examined first.
     """
     pictures = {split: read_pictures(sources.manifest.path, split) for split in SPLITS if split in _splits(sources)}
     grids = open_grids(sources.grids, config.machine)
@@ -114,14 +114,14 @@ def _splits(sources: DecoderInputs) -> list[str]:
 
 
 def _new_first(digests: Sequence[str], known: Set[str] | None) -> list[str]:
-    """Return digests in the order in which they are looked at: those that are not known first, each part at random."""
+    """Return digests in the order of examination: unknown ones first, each part in random order."""
     drawn = sorted(digests)
     random.Random(0).shuffle(drawn)
     return sorted(drawn, key=lambda digest: known is not None and digest in known)
 
 
 def _some_of_both(order: Sequence[str], known: Set[str] | None) -> list[str]:
-    """Return at most `_MOST_POOLED` pictures of those in `order`: half of them known ones, where there are so many."""
+    """Return at most `_MOST_POOLED` pictures from `order`; half of them are known ones, if there are enough."""
     before = [digest for digest in order if known is not None and digest in known]
     new = order[: len(order) - len(before)]
     kept = max(_MOST_POOLED // 2, _MOST_POOLED - len(new))
@@ -129,7 +129,7 @@ def _some_of_both(order: Sequence[str], known: Set[str] | None) -> list[str]:
 
 
 class _Findings:
-    """The rows of findings.parquet as they are gathered, by kind."""
+    """The rows of findings.parquet while they are collected, by kind."""
 
     def __init__(self, by_digest: dict[str, tuple[str, Picture]]) -> None:
         self._by_digest = by_digest
@@ -163,7 +163,7 @@ def _doubtful(
     order: Sequence[str],
     findings: _Findings,
 ) -> int:
-    """Add the captions that probably belong to another picture, the most doubtful first; return how many were seen.
+    """Add the captions that probably belong to another picture, most doubtful first; return how many were examined.
 
     mean (h, w, C): of the training pictures' grids.
     """
@@ -171,7 +171,7 @@ def _doubtful(
         picture.digest: picture for split in _splits(sources) for picture in read_captions(sources.captions.path, split)
     }
     chosen, number = [], 0
-    places: list[list[int]] = []  # of the captions that differ: a source's weight repeats those of its pictures
+    places: list[list[int]] = []  # of distinct captions: a source's weight repeats those of its pictures
     for digest in order:
         if number >= _INSPECTED:
             break
@@ -189,7 +189,7 @@ def _doubtful(
     found = [
         (float(value), picture.digest, place)
         for picture, own, at in zip(chosen, values, places, strict=True)
-        for value, place in zip(own, at, strict=False)  # of many captions, the first ones were looked at
+        for value, place in zip(own, at, strict=False)  # if there are many captions, only the first were examined
         if value > DOUBT
     ]
     for value, digest, place in sorted(found, reverse=True):
@@ -209,10 +209,10 @@ def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
 def _drift(
     training: Tensor, pooled: Tensor, digests: Sequence[str], known: Set[str] | None, findings: _Findings
 ) -> DriftRecord | str:
-    """Return whether the pictures that are not known drifted, and add those least like the training pictures.
+    """Return whether the unknown pictures drifted, and add those least like the training pictures.
 
-    training (M, C), pooled (N, C): the pooled grids of the training pictures, and of all. Where all are known, or it is
-    not known which are, pictures of all splits are added.
+    training (M, C), pooled (N, C): the pooled grids of the training pictures, and of all. If all pictures are known, or
+    it is not known which are, the added ones are from all splits.
     """
     is_known = torch.tensor([known is not None and digest in known for digest in digests])
     candidates = ~is_known if known is not None and not is_known.all() else torch.ones_like(is_known)
@@ -233,9 +233,9 @@ def _drift(
 
 
 def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:
-    """Return the mean distance of each pooled grid (N, C) to the nearest of the known ones (M, C), but to itself, (N,).
+    """Return the mean distance of each pooled grid (N, C) to the nearest known ones (M, C) except itself, (N,).
 
-    Known ones beyond the first `_MOST_KNOWN` are not looked at.
+    Only the first `_MOST_KNOWN` known ones are used.
     """
     distances = (2 - 2 * (pooled @ known[:_MOST_KNOWN].T)).clamp_min(0).sqrt()
     distances = distances.masked_fill(distances < _ITSELF, torch.inf)

@@ -1,7 +1,7 @@
 """Look-alikes: pictures whose pooled grids are much closer to each other than neighbours usually are.
 
-Near-duplicates by pixels (data/near_duplicates.py) are the same photograph; these are what the backbone cannot tell
-apart: another frame of the same moment, a recoloured copy.
+Near-duplicates by pixels (data/near_duplicates.py) are the same photograph; look-alikes are pictures that the backbone
+cannot tell apart: another frame of the same moment, or a recoloured copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CLOSE = 0.55  # of the median distance to the nearest neighbour
+_CLOSE = 0.55  # share of the median distance to the nearest neighbour
 _FEW = 0.01  # share of the pictures that look like another one, at most
 _AT_ONCE = 1024
 
@@ -25,16 +25,16 @@ class LookAlike(NamedTuple):
 
 
 def look_alikes(pooled: Tensor, most: int) -> tuple[list[LookAlike], int]:
-    """Return the pairs of pictures that look alike, the closest first, and how many there are.
+    """Return the pairs of pictures that look alike, closest first, and the number of all such pairs.
 
-    pooled (N, C) float32 of length 1. most: pairs that are returned.
+    pooled (N, C) float32 of length 1. most: the maximum number of pairs to return.
     """
     if len(pooled) < 3:
         return [], 0
     starts = range(0, len(pooled), _AT_ONCE)
     nearest = torch.cat([_distances(pooled, start).min(dim=1).values for start in starts])
     usual = float(nearest.median())
-    closest_are = min(_CLOSE * usual, float(nearest.quantile(_FEW)))  # where many are alike, it says nothing
+    closest_are = min(_CLOSE * usual, float(nearest.quantile(_FEW)))  # if many are alike, being alike says nothing
     found: list[LookAlike] = []
     total = 0
     for start in starts:

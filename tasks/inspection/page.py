@@ -48,7 +48,7 @@ _KINDS = {
 def write_page(title: str, record: InspectionRecord, folder: Path, files: Mapping[str, Path] | None) -> None:
     """Write the page of an inspection beside its findings.
 
-    folder: of findings.parquet. files: the photograph of each name in the findings; None where there are none to show.
+    folder: of findings.parquet. files: the photograph of each name in the findings; None if there are none to show.
     """
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
     for row in pq.read_table(folder / FINDINGS).to_pylist():
@@ -67,7 +67,7 @@ def write_page(title: str, record: InspectionRecord, folder: Path, files: Mappin
 
 
 def _section(kind: str, rows: Sequence[Mapping[str, Any]], count: int, files: Mapping[str, Path] | None) -> str:
-    """Return the section of a kind of findings. count: of all, of which `rows` are the first."""
+    """Return the section of a kind of findings. count: of all findings, of which `rows` are the first."""
     heading, about = _KINDS[kind]
     shown = rows[:_SHOWN]
     number = "none" if not count else counted(count, "finding")
@@ -81,7 +81,7 @@ def _section(kind: str, rows: Sequence[Mapping[str, Any]], count: int, files: Ma
 
 
 def _card(row: Mapping[str, Any], files: Mapping[str, Path] | None) -> str:
-    """Return the card of a finding: its pictures, its caption, and why it is one."""
+    """Return the card of a finding: its pictures, its caption, and the reason."""
     names = [row["name"], *([row["other"]] if row["other"] else [])]
     images = "".join(_image(files[name], name) for name in names) if files is not None else ""
     caption = f"<p class='words'>{html.escape(row['caption'])}</p>" if row["caption"] else ""
@@ -93,7 +93,7 @@ def _card(row: Mapping[str, Any], files: Mapping[str, Path] | None) -> str:
 
 
 def _image(path: Path, name: str) -> str:
-    """Return a photograph as an element; a note where it cannot be read any more."""
+    """Return a photograph as an element; a note if it cannot be read any more."""
     try:
         jpeg, width, height = thumbnail(decode(path.read_bytes()))
     except (OSError, ValueError):

@@ -12,10 +12,10 @@ KINDS = (DOUBTFUL, ALIKE, UNUSUAL, UNLIKE)
 
 
 class DriftRecord(TypedDict):
-    """Hold what a test for drift found (drift.py).
+    """The result of a test for drift (drift.py).
 
-    alarm: whether the pictures that arrived are from another world, at `level`. probability: of a distance as great by
-    chance. known, arrived: pictures on either side.
+    alarm: whether the new pictures have another distribution, at `level`. probability: of a distance as great by
+    chance. known, arrived: number of pictures on either side.
     """
 
     alarm: bool
@@ -29,8 +29,8 @@ class DriftRecord(TypedDict):
 class InspectionRecord(TypedDict):
     """The contents of inspection.json.
 
-    captions, pictures: how many were compared with their pictures, and with each other. counts: findings of each kind,
-    of which the table has the first ones. drift: the test, or why there was none.
+    captions, pictures: the numbers of captions compared with their pictures, and of pictures compared with each other.
+    counts: findings of each kind, of which the table has the first ones. drift: the test, or why there was none.
     """
 
     captions: int
@@ -40,7 +40,7 @@ class InspectionRecord(TypedDict):
 
 
 def describe_drift(drift: DriftRecord | str) -> str:
-    """Return in words whether pictures drifted."""
+    """Return the result of the test for drift in words."""
     if isinstance(drift, str):
         return f"drift was not looked for: {drift}"
     numbers = (
@@ -53,7 +53,7 @@ def describe_drift(drift: DriftRecord | str) -> str:
 
 
 def describe_counts(record: InspectionRecord) -> str:
-    """Return in words how many findings there are of each kind."""
+    """Return the number of findings of each kind in words."""
     kinds = [f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in record["counts"].items() if kind != UNLIKE]
     return f"{', '.join(kinds) or 'nothing'}; {record['captions']:,} captions were looked at"
 

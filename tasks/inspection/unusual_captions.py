@@ -11,17 +11,17 @@ import numpy as np
 
 from tasks.metrics.ptb import tokenize
 
-_FEWEST_WORDS = 3  # of a caption whose language is told by its words
-_UNKNOWN = 0.6  # share of the words that hardly another caption has, from which it is in another language
-_SELDOM = 3  # captions that have a word which is known
-_FENCE = 3.0  # times the middle half's width beyond which a length stands out (Tukey's outer fence)
+_FEWEST_WORDS = 3  # of a caption whose language is determined by its words
+_UNKNOWN = 0.6  # least share of words that hardly any other caption has, for a caption in another language
+_SELDOM = 3  # a word in fewer captions is unknown
+_FENCE = 3.0  # a length further outside than this times the middle half's width stands out (Tukey's outer fence)
 _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # Japanese is written in all three
-_FEW = 0.05  # share of all captions that are in another language, at most: where there are more, words are just rare
-_FEWEST_CAPTIONS = 100  # among which something can stand out
+_FEW = 0.05  # share of captions in another language, at most: if there are more, their words are just rare
+_FEWEST_CAPTIONS = 100  # with fewer captions, nothing stands out
 
 
 class Unusual(NamedTuple):
-    """A caption that stands out: by how much, from 0 up, and by what, in words."""
+    """A caption that stands out. score: by how much, from 0 up. why: the reason in words."""
 
     digest: str
     caption: str
@@ -30,7 +30,7 @@ class Unusual(NamedTuple):
 
 
 def unusual_captions(captions: Mapping[str, Sequence[str]]) -> list[Unusual]:
-    """Return the captions that stand out, the most striking first. captions: of each digest."""
+    """Return the captions that stand out, most striking first. captions: of each digest."""
     texts = [(digest, text) for digest, own in captions.items() for text in own]
     if len(texts) < _FEWEST_CAPTIONS:
         return []
@@ -63,6 +63,6 @@ def unusual_captions(captions: Mapping[str, Sequence[str]]) -> list[Unusual]:
 
 
 def script_of(text: str) -> str | None:
-    """Return the script of most letters of a text, as Unicode names it; None for a text without letters."""
+    """Return the script of most letters in a text, by its Unicode name; None for a text without letters."""
     names = Counter(unicodedata.name(letter, "UNKNOWN").split()[0] for letter in text if letter.isalpha())
     return _ONE_SCRIPT.get(name := names.most_common(1)[0][0], name) if names else None
