@@ -49,8 +49,8 @@ _LISTED = 3  # files of one kind in one folder that are listed by name
 _NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
 # Names of files and folders of what is not to be trained on.
 _SET_ASIDE = re.compile(
-    r"(?<![a-z])(rejected|discarded|deleted|trash|unused|excluded|predictions?|predicted|sample_submission|old|backup)"
-    r"(?![a-z])",
+    r"(?<![a-z])(rejected|discarded|deleted|trash|unused|excluded|predictions?|predicted|sample_submission)(?![a-z])|"
+    r"(^|[ _.-])(old|backup)$",
     re.IGNORECASE,
 )
 # What to do with files that may hold captions or pictures, and are not read.
