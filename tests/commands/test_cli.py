@@ -300,6 +300,7 @@ def check_prefect(database: Path) -> None:
     assert "register: version 1 is champion: it is the first" in lines
 
 
+@pytest.mark.slow
 def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """`attend run` through Prefect and MLflow, then again, then a caption: as a person would.
 

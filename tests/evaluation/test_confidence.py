@@ -110,6 +110,7 @@ def test_dev_is_fitted_to_and_test_is_judged(workspace: Path) -> None:
     assert "is the probability that it is acceptable: that all that it states is true" in confidence_lines(record)[0]
 
 
+@pytest.mark.slow
 def test_where_dev_is_scored_each_half_is_judged_by_the_other(tmp_path: Path) -> None:
     sizes = {"data__pictures": 700, "data__dev_share": 0.5, "training__epochs": 24}
     config = config_of(tmp_path / "workspace", evaluation__split="dev", **sizes)

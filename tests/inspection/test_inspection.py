@@ -84,6 +84,7 @@ def test_captions_of_another_language_script_or_length_stand_out() -> None:
     assert script_of("ネコが座る") == script_of("猫") == "CJK"
 
 
+@pytest.mark.slow
 def test_the_champions_pictures_are_known_and_faults_that_arrive_are_found(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     first = trained(workspace, data__pictures=120, data__test_share=0.2)

@@ -41,6 +41,7 @@ print("loaded", loaded.predict({{"image": [Path({picture!r}).read_bytes()]}})[0]
 """
 
 
+@pytest.mark.slow
 def test_reading_needs_no_write_access(registered: Path, tmp_path: Path) -> None:
     """The workspace is where it was made: its store has whole paths."""
     home = tmp_path / "home"

@@ -159,6 +159,7 @@ def test_a_version_that_only_searches_better_wins(register: Registered, tmp_path
     assert len(keys) == 1
 
 
+@pytest.mark.slow
 def test_a_champion_captions_new_pictures_with_its_own_search(
     register: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

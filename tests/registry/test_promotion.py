@@ -104,6 +104,7 @@ def test_how_sure_it_must_be_is_a_setting(tmp_path: Path, register: Callable[...
     assert decision.alias == "champion" and aliases(tmp_path)["champion"] == 2
 
 
+@pytest.mark.slow
 def test_a_rollback_restores_and_is_not_undone_by_the_next_run(
     tmp_path: Path, register: Callable[..., dict[str, str]]
 ) -> None:
