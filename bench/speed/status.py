@@ -89,7 +89,7 @@ def _make(folder: Path, count: int) -> None:
     ]
     (pictures / "metadata.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     values = {
-        "data": {"adapter": "jsonl", "path": str(pictures)},
+        "data": {"adapter": "imagefolder", "path": str(pictures)},
         "grids": {"backbone": "tiny", "weights": "random:0", "image_size": 32},
         "decoder": {"name": "lstm", "embedding": 8, "hidden": 8},
         "training": {"epochs": 1, "batch_pictures": 1024},
