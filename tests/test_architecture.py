@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -84,3 +85,9 @@ def test_models_need_torch_alone() -> None:
 def test_every_folder_is_in_the_order() -> None:
     folders = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in FILES.items()}
     assert folders == {folder.replace("/", ".") for folder in FOLDERS}
+
+
+def test_a_plan_needs_no_torch() -> None:
+    """`attend status` and a run with nothing to do answer without the seconds that its import takes."""
+    code = "import sys, flows.configs, flows.pipeline, flows.planned_run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -51,7 +51,7 @@ def main() -> None:
             f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {given.pictures:,} pictures"
         )
         missed = False
-        for command in (["status"], ["run", "--until", "evaluate"]):
+        for command in (["status"], ["run", "--until", "remember"]):  # the report needs photographs
             times, memory = zip(*(_timed([command[0], str(config), *command[1:]]) for _ in range(TIMES)), strict=True)
             seconds, most = sorted(times)[TIMES // 2], max(memory)
             limit, room = LIMITS[command[0]]
@@ -73,7 +73,7 @@ def _place(folder: Path, count: int) -> list[str]:
 
 
 def _make(folder: Path, count: int) -> None:
-    """Write `many.yaml`, a config with all stages up to evaluate already run."""
+    """Write `many.yaml`, a config with all stages up to remember already run."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True)
     names = [f"{number:06d}.jpg" for number in range(count)]
@@ -109,7 +109,7 @@ def _make(folder: Path, count: int) -> None:
         part = digests[start : start + config.machine.shard_rows]
         grids = chance.normal(size=(len(part), 1, 1, 4)).astype(np.float16)
         store.publish(store.draft([grids], part, [(32, 32)] * len(part), store.next_number()))
-    for stage in ("extract", "tensorise", "train", "remember", "evaluate"):
+    for stage in ("extract", "tensorise", "train", "remember"):
         run_one(config, stage)
     unfinished.rename(folder / "many.yaml")
 
@@ -125,7 +125,7 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
     said = process.stdout.read().decode()
     _, status, used = os.wait4(process.pid, 0)
     seconds = time.monotonic() - began
-    if status != 0 or "fresh       evaluate" not in said:
+    if status != 0 or "fresh       remember" not in said:
         raise SystemExit(f"attend {' '.join(arguments)}: {said}")
     return seconds, used.ru_maxrss / 1024
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from models.captioner import Captioner
 from models.options import Runtime
-from tasks.captioner.bundle import ORIGIN, is_whole, seal
+from tasks.captioner.bundle import seal
 from tasks.captioner.exported.folder import write_exported
-from tasks.captioner.load_bundle import check_bundle
+from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_whole
 from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
 from tasks.mlflow_store import tracking

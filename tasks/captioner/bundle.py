@@ -16,7 +16,7 @@ from models.neighbours import Memory
 from tasks.captioner import copied_loader
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.captioner.given_grids import check_encoder, load_encoder
-from tasks.captioner.load_bundle import FORMAT, LOADER, kept_digest
+from tasks.captioner.load_bundle import FORMAT, LOADER
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.score_record import read_scores
@@ -25,7 +25,6 @@ from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.training.outputs import load_decoder
 
 CODE = Path(models.__file__).parent
-ORIGIN = "origin.json"  # in an exported folder: the version that was exported
 
 
 def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
@@ -92,14 +91,3 @@ def seal(folder: Path) -> str:
     digest = copied_loader.digest_of_files(folder)
     (folder / copied_loader.DIGEST).write_text(json.dumps({"digest": digest}), encoding="utf-8")
     return digest
-
-
-def is_whole(folder: Path) -> bool:
-    """Return whether a bundle's files match the digest in its bundle.json, which is also checked when it is loaded.
-
-    Raises OSError if a file cannot be read.
-    """
-    try:
-        return kept_digest(folder) == copied_loader.digest_of_files(folder)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return False

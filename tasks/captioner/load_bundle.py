@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from tasks.captioner.copied_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST, digest_of_files
 from tasks.common.errors import AttendError
 
 FORMAT = 4  # of config.json: raise it if this program can no longer use earlier captioners
+ORIGIN = "origin.json"  # in an exported folder: the version that was exported
 LOADER = "load.py"  # in a bundle: the code that loads it
 
 
@@ -34,6 +35,17 @@ def kept_digest(folder: Path) -> str:
     Raises OSError, ValueError, KeyError or TypeError if there is none.
     """
     return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a bundle's files match the digest in its bundle.json, which is also checked when it is loaded.
+
+    Raises OSError if a file cannot be read.
+    """
+    try:
+        return kept_digest(folder) == digest_of_files(folder)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
 
 
 def load_bundle(folder: Path, shown: str) -> LoadedBundle:

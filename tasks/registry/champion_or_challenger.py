@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from tasks.captioner.bundle import is_whole
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
-from tasks.captioner.load_bundle import FORMAT
+from tasks.captioner.load_bundle import FORMAT, is_whole
 from tasks.captioner.runtimes import caption_alike
 from tasks.common.errors import AttendError
 from tasks.common.log import log

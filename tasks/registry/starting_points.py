@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.captioner.bundle import ORIGIN, is_whole
 from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import check_bundle, kept_digest
+from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_whole, kept_digest
 from tasks.common.errors import AttendError, reason_of
 from tasks.config.starting_point import StartingPoint
 from tasks.mlflow_store.embedded_store import DATABASE
