@@ -89,5 +89,5 @@ def test_every_folder_is_in_the_order() -> None:
 
 def test_a_plan_needs_no_torch() -> None:
     """`attend status` and a run with nothing to do answer without the seconds that its import takes."""
-    code = "import sys, flows.configs, flows.pipeline, flows.planned_run; sys.exit('torch' in sys.modules)"
+    code = "import sys, flows.configs, flows.pipeline, flows.planned_run, flows.commands.story; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import typer
 
 from flows.commands.options import program, short
-from flows.page.project_page import page_path
+from flows.page.history import page_path
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.schema import Config

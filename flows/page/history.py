@@ -15,7 +15,7 @@ from tasks.evaluation.score_record import read_scores
 from tasks.mlflow_store.registration_record import read_registration
 from tasks.pipeline.ledger import Artifact
 
-HISTORY = "history"
+HISTORY, PAGES = "history", "page"  # folders of a workspace
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str])
         file.write(f"\n{json.dumps(asdict(RunRecord(**values)))}\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def page_path(config: Config) -> Path:
+    """Return the file of a config's page."""
+    return config.workspace / PAGES / f"{config.name}.html"
 
 
 def read_history(config: Config) -> list[RunRecord]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.page.history import RunRecord, read_history
+from flows.page.history import PAGES, RunRecord, page_path, read_history
 from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
@@ -32,7 +32,6 @@ from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.plan import Status
 from tasks.pipeline.stage import Stage
 
-_FOLDER = "page"  # of a workspace
 _SHOWN = 8  # pictures with captions
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
@@ -42,15 +41,10 @@ _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, a
 
 def last_page(workspace: Path) -> Path:
     """Return the page of a workspace that was written last. Raises AttendError if there is none."""
-    pages = sorted((workspace / _FOLDER).glob("*.html"), key=lambda path: path.stat().st_mtime)
+    pages = sorted((workspace / PAGES).glob("*.html"), key=lambda path: path.stat().st_mtime)
     if not pages:
         raise AttendError(f"{workspace}: has no page yet: name the preset or YAML file of a run, or give --workspace")
     return pages[-1]
-
-
-def page_path(config: Config) -> Path:
-    """Return the file of a config's page."""
-    return config.workspace / _FOLDER / f"{config.name}.html"
 
 
 def write_page(config: Config, statuses: Sequence[Status]) -> Path:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,12 +31,14 @@ from tasks.common.log import log
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
-from tasks.evaluation.picture_search import Found
 from tasks.evaluation.score_record import CopiedScore, ScoreRecord, confidence_lines, copied_lines, describe_neighbours
 from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
 from tasks.metrics.bootstrap import compare, intervals
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline.ledger import digest_of
+
+if TYPE_CHECKING:  # it needs torch, which readers of scores do not
+    from tasks.evaluation.picture_search import Found
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
 _SAMPLE = 200  # pictures whose references are used to detect the script

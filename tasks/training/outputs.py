@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import safetensors.torch
-
-from models.decoders.base import Decoder
-from models.decoders.ensemble import Ensemble, make
 from models.options import DecoderSpec
 from tasks.common.files import digest_of_file
 from tasks.pipeline.ledger import digest_of
+
+if TYPE_CHECKING:
+    from models.decoders.base import Decoder
+    from models.decoders.ensemble import Ensemble
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
 
@@ -21,6 +22,10 @@ def load_decoder(folder: Path) -> tuple[Decoder | Ensemble, DecoderSpec]:
 
     The shape is the contents of decoder.json: the arguments of `make`.
     """
+    import safetensors.torch
+
+    from models.decoders.ensemble import make
+
     shape: DecoderSpec = json.loads((folder / DECODER).read_text(encoding="utf-8"))
     decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
