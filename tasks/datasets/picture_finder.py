@@ -129,15 +129,10 @@ class PictureFinder:
             parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
         is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
         found = [] if is_page else self._candidates(parts)
-        if not found and _CAPTION_NUMBER.search(name):
-            parts = _parts(_CAPTION_NUMBER.sub("", name))
-            found = self._candidates(parts)
-        if not found and _UPLOADED.search(name):
-            parts = _parts(_UPLOADED.sub("", name))
-            found = self._candidates(parts)
-        if not found and "%" in name:
-            parts = _parts(unquote(name))
-            found = self._candidates(parts)
+        for other in (_CAPTION_NUMBER.sub("", name), _UPLOADED.sub("", name), unquote(name)):
+            if not found and other != name:
+                parts = _parts(other)
+                found = self._candidates(parts)
         best: list[str] = []
         best_rank = (fewest, False, False)
         splits = named_splits(parts[:-1])

@@ -204,7 +204,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     rest = {name: values[name] for name in names if name not in (image, *splits)}
     notes += [f"{file}: its {note}" for note in unused_marks(rest, has_split=split is not None)]
     caption, more_notes = caption_column(rest, str(file), image)
-    further = [name for name in rest if values[name] and name not in columns_of(caption) and _are_files(values[name])]
+    further = [name for name in rest if name not in columns_of(caption) and _are_files(values[name])]
     further = [name for name in further if unnumbered(name) == unnumbered(image) != str(image)]
     if further and not isinstance(caption, str):
         raise AttendError(
