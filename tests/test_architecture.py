@@ -87,7 +87,9 @@ def test_every_folder_is_in_the_order() -> None:
     assert folders == {folder.replace("/", ".") for folder in FOLDERS}
 
 
-def test_a_plan_needs_no_torch() -> None:
-    """`attend status` and a run with nothing to do answer without the seconds that its import takes."""
-    code = "import sys, flows.configs, flows.pipeline, flows.planned_run, flows.commands.story; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("package", ["torch", "nltk", "pandas"])
+def test_a_plan_needs_no_slow_import(package: str) -> None:
+    """`attend status` and a run with nothing to do answer without the seconds that these imports take."""
+    modules = "flows.configs, flows.pipeline, flows.planned_run, flows.commands.story"
+    code = f"import sys, {modules}; sys.exit('{package}' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

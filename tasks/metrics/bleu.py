@@ -1,13 +1,13 @@
 """Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, as in the COCO caption toolkit.
 
-NLTK counts the matching n-grams. If no n-gram of an order matches, BLEU is 0. (The toolkit then computes a precision of
-1e-15 / (n-grams + 1e-9), so a corpus of captions too short for an order gets a small score above 0.)
+NLTK counts the matching n-grams; it is imported where it is used, because its import takes up to 2 s. If no n-gram of an
+order matches, BLEU is 0. (The toolkit then computes a precision of 1e-15 / (n-grams + 1e-9), so a corpus of captions
+too short for an order gets a small score above 0.)
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from nltk.translate.bleu_score import SmoothingFunction, closest_ref_length, modified_precision, sentence_bleu
 
 from tasks.metrics import Counts, ScoredCaption
 
@@ -20,6 +20,8 @@ def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
     Columns: matched n-grams of orders 1 to 4, the caption's n-grams of orders 1 to 4, its length in words, and the
     length of the reference closest to it in length.
     """
+    from nltk.translate.bleu_score import closest_ref_length, modified_precision
+
     rows = []
     for item in corpus:
         length = len(item.caption)
@@ -48,4 +50,6 @@ def sentence_bleu4(item: ScoredCaption) -> float:
 
     It is for ranking captions, not for reports.
     """
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
+
     return 100.0 * float(sentence_bleu(item.references, item.caption, smoothing_function=SmoothingFunction().method2))
