@@ -79,7 +79,7 @@ def _arguments() -> Any:
     parser.add_argument("sizes", nargs="*", metavar="PICTURESxCAPTIONS", help=f"default: {' '.join(_SIZES)}")
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 Row = tuple[str, str, str]

@@ -13,6 +13,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -306,7 +307,7 @@ def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) ->
                 if not S_ISREG(stat.st_mode):  # reading a FIFO would wait for ever
                     raise AttendError(f"{entry.path}: is no regular file: move it out of the folder of pictures")
                 pictures.append(PictureFile(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
-    return sorted(pictures)
+    return sorted(pictures, key=itemgetter(0))  # names are unique: whole tuples compare three times slower
 
 
 def shown_files(folder: Path, follow_links: bool = False) -> Iterator[tuple[Path, list[str]]]:

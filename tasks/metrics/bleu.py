@@ -1,7 +1,7 @@
 """Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, as in the COCO caption toolkit.
 
-NLTK counts the matching n-grams; it is imported where it is used, because its import takes up to 2 s. If no n-gram of an
-order matches, BLEU is 0. (The toolkit then computes a precision of 1e-15 / (n-grams + 1e-9), so a corpus of captions
+NLTK counts the matching n-grams; it is imported where it is used, because its import takes up to 2 s. If no n-gram of
+an order matches, BLEU is 0. (The toolkit then computes a precision of 1e-15 / (n-grams + 1e-9), so a corpus of captions
 too short for an order gets a small score above 0.)
 """
 
