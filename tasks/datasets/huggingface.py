@@ -60,16 +60,17 @@ class HuggingFace(UnpackedOptions):
         columns = [self.image_column, *columns_of(self.caption_column)]
         columns += [self.split_column] if self.split_column else []
         for batch in batches(path):
-            missing = [column for column in columns if column not in batch.schema.names]
+            try:
+                names = batch.schema.names
+                missing = [column for column in columns if column not in names]
+                records = [] if missing else batch.select(columns).to_pylist()
+            except UnicodeError:  # Arrow checks texts, and not the names of columns and fields
+                raise AttendError(f"{path}: is damaged: it has names that are not UTF-8") from None
             if missing:
                 raise AttendError(
-                    f"{path}: no column {missing[0]!r}; there are: {', '.join(batch.schema.names)}: set "
+                    f"{path}: no column {missing[0]!r}; there are: {', '.join(names)}: set "
                     "data.image_column, data.caption_column and data.split_column"
                 )
-            try:
-                records = batch.select(columns).to_pylist()
-            except UnicodeError:  # Arrow checks texts, and not the names of fields in a column
-                raise AttendError(f"{path}: is damaged: it has names that are not UTF-8") from None
             yield from records
 
     def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:

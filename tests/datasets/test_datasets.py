@@ -271,12 +271,13 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
         rows_of("huggingface", tmp_path / "set")
 
 
-def test_a_saved_folder_with_a_damaged_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "damaged"), [(b"path", b"p\xe5th"), (b"caption", b"captio\x80")])
+def test_a_saved_folder_with_a_damaged_name_is_refused(tmp_path: Path, name: bytes, damaged: bytes) -> None:
     table = pa.table({"image": [{"bytes": encoded(0), "path": "a"}], "caption": ["a dog"]})
     with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
-    damaged = (tmp_path / "data.arrow").read_bytes().replace(b"path", b"p\xe5th")
-    (tmp_path / "data.arrow").write_bytes(damaged)
+    stored = (tmp_path / "data.arrow").read_bytes()
+    (tmp_path / "data.arrow").write_bytes(stored.replace(name, damaged))
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     with pytest.raises(AttendError, match=r"data\.arrow: is damaged: it has names that are not UTF-8"):
         rows_of("huggingface", tmp_path)
