@@ -50,13 +50,13 @@ class Attention(nn.Module, ABC):
         return spread(alphas, pool).to(annotations.dtype) @ annotations, alphas
 
 
-def pooling(side: tuple[int, int], presented: int, device: torch.device) -> Tensor:
-    """Return the matrix of adaptive average pooling from h x w to presented x presented positions.
+def pooling(sides: tuple[int, int], attended_side: int, device: torch.device) -> Tensor:
+    """Return the matrix of adaptive average pooling from h x w to attended_side x attended_side positions.
 
-    side: (h, w). The matrix is (presented ** 2, h * w), float32, on the device; its rows sum to one.
+    sides: (h, w). The matrix is (attended_side ** 2, h * w), float32, on the device; its rows sum to one.
     """
-    cells = torch.eye(side[0] * side[1], device=device).view(-1, *side)
-    return functional.adaptive_avg_pool2d(cells, presented).flatten(1).T.contiguous()
+    cells = torch.eye(sides[0] * sides[1], device=device).view(-1, *sides)
+    return functional.adaptive_avg_pool2d(cells, attended_side).flatten(1).T.contiguous()
 
 
 def pooled(values: Tensor, pool: Tensor | None) -> Tensor:

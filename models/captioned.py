@@ -15,11 +15,11 @@ import numpy.typing as npt
 from .confidence import Confidence, features_of
 from .encoded_pictures import decode, resize
 from .given_grids import read_grid
-from .neighbours import LookedUp, Memory, pool
+from .neighbours import Memory, NearestPictures, pool
 from .options import Decoding, Neighbours
 from .picture_formats import Interpolation
 from .ranking import Copy, Ranked, as_captions, rank, support_of, weights_of
-from .search import Caption, State, Steps, read
+from .search import Caption, State, Steps, teacher_force
 from .search import decode as decode_captions
 from .vocabulary import END, FORBIDDEN, SPECIAL, START, UNK, Vocabulary
 
@@ -34,7 +34,7 @@ Grids = npt.NDArray[np.float16]  # (N, h, w, C)
 
 
 @dataclass(frozen=True)
-class Supporting:
+class SupportingPicture:
     """A training picture whose captions support a caption.
 
     picture: its number in the memory. captions: its captions. cosine: its similarity to the photograph. support: the
@@ -55,8 +55,8 @@ class Captioned:
     the tokens before it. log_probability: the natural logarithm of the caption's probability, including END.
     confidence: the probability that the caption is acceptable, or None. no_confidence: why there is no confidence, or
     None: none was fitted, or it was fitted to captions of another search. distance: between the photograph and the
-    training pictures, from 0 to 2 (`LookedUp.distances`). alternatives: (caption, log-probability) of the next best
-    captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
+    training pictures, from 0 to 2 (`NearestPictures.distances`). alternatives: (caption, log-probability) of the next
+    best captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
     requested. supporting: the training pictures that support the caption the most; None if not requested. error: why
     there is no caption, or None.
 
@@ -72,7 +72,7 @@ class Captioned:
     distance: float | None = None
     alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
-    supporting: list[Supporting] | None = None
+    supporting: list[SupportingPicture] | None = None
     error: str | None = None
 
 
@@ -172,16 +172,17 @@ class BaseCaptioner(ABC):
         if attention and not self.attends:
             raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
         start = self.steps.start(np.asarray(grid, np.float32))
-        found = decode_captions(self.steps, start, len(grid), settings, keys)
+        captions = decode_captions(self.steps, start, len(grid), settings, keys)
         number = self.neighbours.number if self.neighbours is not None else 1
-        near = self.memory.look_up(pool(np.asarray(grid)), number)
-        ranked = self._ranked(start, found, near, settings)
+        nearest = self.memory.look_up(pool(np.asarray(grid)), number)
+        ranked = self._ranked(start, captions, nearest, settings)
         best = [item.captions[0] for item in ranked]
         confidences: Sequence[float | None] = [None] * len(best)
         if self.confidence is not None and no_confidence is None:
             blind = self._blind_start if self.confidence.needs_gain else None
             similarities = np.array([item.similarity for item in ranked], np.float32)
-            confidences = self.confidence(features_of(self.steps, blind, near.distances, similarities, best)).tolist()
+            features = features_of(self.steps, blind, nearest.distances, similarities, best)
+            confidences = self.confidence(features).tolist()
         maps = self._maps(start, best, grid.shape[1:3]) if attention else [None] * len(best)
         results = [
             replace(
@@ -189,50 +190,54 @@ class BaseCaptioner(ABC):
                 confidence=confidence,
                 no_confidence=no_confidence,
                 distance=distance,
-                attention=own,
+                attention=attention_map,
                 supporting=self._supporting(item) if explain else None,
             )
-            for item, confidence, distance, own in zip(ranked, confidences, near.distances.tolist(), maps, strict=True)
+            for item, confidence, distance, attention_map in zip(
+                ranked, confidences, nearest.distances.tolist(), maps, strict=True
+            )
         ]
-        return results if min_confidence is None else withheld(results, min_confidence, otherwise)
+        return results if min_confidence is None else withhold(results, min_confidence, otherwise)
 
     def _why_no_confidence(self, settings: Decoding) -> str | None:
         """Return why captions decoded with these settings have no confidence; None if they have one."""
         if self.confidence is None:
             return _NONE_FITTED
-        own = {name: value for name, value in vars(self.decoding).items() if name not in _NOT_FITTED_TO}
-        changed = [f"{name}={value}" for name, value in own.items() if getattr(settings, name) != value]
+        evaluated = {name: value for name, value in vars(self.decoding).items() if name not in _NOT_FITTED_TO}
+        changed = [f"{name}={value}" for name, value in evaluated.items() if getattr(settings, name) != value]
         return f"it was fitted to captions of {', '.join(changed)}" if changed else None
 
-    def _ranked(self, start: State, found: Sequence[list[Caption]], near: LookedUp, settings: Decoding) -> list[Ranked]:
+    def _ranked(
+        self, start: State, candidates: Sequence[list[Caption]], nearest: NearestPictures, settings: Decoding
+    ) -> list[Ranked]:
         """Return the ranked captions of each of N pictures.
 
-        start: the state before the first word. near: the most similar training pictures.
+        start: the state before the first word. nearest: the most similar training pictures.
         """
         if not settings.neighbours:
-            return [Ranked(captions) for captions in found]
+            return [Ranked(captions) for captions in candidates]
         if self.neighbours is None or self.memory.captions is None:
             raise ValueError("neighbours: this model consults none: the model card says why")
 
-        def read_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
+        def score_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
             return as_captions(self.steps, start.keep(np.array(pictures)), copies)
 
-        return rank(self.memory.captions, near, found, self.neighbours, settings, read_copies)
+        return rank(self.memory.captions, nearest, candidates, self.neighbours, settings, score_copies)
 
-    def _supporting(self, ranked: Ranked) -> list[Supporting]:
+    def _supporting(self, ranked: Ranked) -> list[SupportingPicture]:
         """Return the training pictures that most support the best caption of a picture, strongest first."""
-        said, neighbours, kept = ranked.consulted, self.neighbours, self.memory.captions
-        if said is None or neighbours is None or kept is None:
+        opinion, neighbours, stored = ranked.opinion, self.neighbours, self.memory.captions
+        if opinion is None or neighbours is None or stored is None:
             raise ValueError("neighbours: none rank these captions, so none explain them: the model card says why")
-        support = support_of(kept, ranked.captions[0], said.pictures)
-        weights = weights_of(said.cosines, neighbours.temperature)
-        found = []
-        for place in np.argsort(-support * weights, kind="stable")[:_SUPPORTING]:
-            rows = kept.of(said.pictures[[place]]).tokens
+        support = support_of(stored, ranked.captions[0], opinion.pictures)
+        weights = weights_of(opinion.cosines, neighbours.temperature)
+        supporting = []
+        for index in np.argsort(-support * weights, kind="stable")[:_SUPPORTING]:
+            rows = stored.of(opinion.pictures[[index]]).tokens
             texts = [self.vocabulary.text(row[row >= 0].tolist()).replace(SPECIAL[UNK], "...") for row in rows]
-            number = int(said.pictures[place])
-            found.append(Supporting(number, texts, float(said.cosines[place]), float(support[place])))
-        return found
+            number = int(opinion.pictures[index])
+            supporting.append(SupportingPicture(number, texts, float(opinion.cosines[index]), float(support[index])))
+        return supporting
 
     @cached_property
     def _blind_start(self) -> State:
@@ -242,10 +247,10 @@ class BaseCaptioner(ABC):
 
     def _maps(self, start: State, captions: Sequence[Caption], sides: Sequence[int]) -> list[npt.NDArray[np.float32]]:
         """Return the attention maps (tokens, h, w) of one caption per picture. sides: (h, w) of the grid."""
-        _, alphas = read(self.steps, start, [[caption.with_end] for caption in captions], with_alphas=True)
+        _, alphas = teacher_force(self.steps, start, [[caption.with_end] for caption in captions], with_alphas=True)
         height, width = sides if self.attention_grid is None else (self.attention_grid,) * 2
         lengths = [len(caption.tokens) for caption in captions]
-        return [own[0, :length].reshape(length, height, width) for own, length in zip(alphas, lengths, strict=True)]
+        return [row[0, :length].reshape(length, height, width) for row, length in zip(alphas, lengths, strict=True)]
 
     def _result(self, n_best: Sequence[Caption]) -> Captioned:
         """Return the result of a picture, without confidence and maps. n_best: its captions, best first."""
@@ -254,7 +259,7 @@ class BaseCaptioner(ABC):
         return Captioned(
             caption=texts[0][0],
             tokens=self.vocabulary.tokens(best.tokens),
-            token_probabilities=np.exp(best.of_words[: len(best.tokens)]).tolist(),
+            token_probabilities=np.exp(best.token_log_probabilities[: len(best.tokens)]).tolist(),
             log_probability=texts[0][1],
             alternatives=texts[1:],
         )
@@ -278,14 +283,14 @@ class BaseCaptioner(ABC):
         contains are left out.
         """
         state: Any = self.steps.start(np.asarray(grid, np.float32))
-        found = []
-        for before in [START, *map(self.vocabulary.id_of, tokens)][: len(tokens)]:
-            said = self.steps.step(state, np.array([[before]]), number + len(NO_WORDS))
-            state = said.state
-            likeliest = zip(said.words[0, 0].tolist(), np.exp(said.values[0, 0]).tolist(), strict=True)
+        likely = []
+        for token in [START, *map(self.vocabulary.id_of, tokens)][: len(tokens)]:
+            output = self.steps.step(state, np.array([[token]]), number + len(NO_WORDS))
+            state = output.state
+            likeliest = zip(output.words[0, 0].tolist(), np.exp(output.values[0, 0]).tolist(), strict=True)
             words = [(self.vocabulary.tokens([word])[0], share) for word, share in likeliest if word not in NO_WORDS]
-            found.append(words[:number])
-        return found
+            likely.append(words[:number])
+        return likely
 
 
 def takes_grids(config: Mapping[str, Any]) -> bool:
@@ -293,18 +298,18 @@ def takes_grids(config: Mapping[str, Any]) -> bool:
     return "shape" in config["backbone"]
 
 
-def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
-    """Return the settings of a search. evaluated: those the model was evaluated with. given: fields of Decoding.
+def settings_of(evaluated: Decoding, requested: Mapping[str, Any]) -> Decoding:
+    """Return the settings of a search. evaluated: those the model was evaluated with. requested: fields of Decoding.
 
     Fields that are missing or None are as evaluated, with these exceptions: unless `search` is given, a beam selects
     beam search, and a temperature, top_k or top_p selects sampling; n_best widens a beam that is not given; sampling
     consults no neighbours. Raises ValueError for values that do not go together.
     """
-    known = {option.name for option in fields(Decoding)}
-    unknown = sorted(given.keys() - known)
+    option_names = {option.name for option in fields(Decoding)}
+    unknown = sorted(requested.keys() - option_names)
     if unknown:
-        raise ValueError(f"{unknown[0]}: no such option; known: {', '.join(sorted(known))}")
-    overrides = {name: value for name, value in given.items() if value is not None}
+        raise ValueError(f"{unknown[0]}: no such option; known: {', '.join(sorted(option_names))}")
+    overrides = {name: value for name, value in requested.items() if value is not None}
     for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
     if "search" not in overrides and for_sampling and "beam" in overrides:
         raise ValueError(
@@ -327,7 +332,7 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     return replace(evaluated, **overrides)
 
 
-def withheld(results: Sequence[Captioned], min_confidence: float, otherwise: str) -> list[Captioned]:
+def withhold(results: Sequence[Captioned], min_confidence: float, otherwise: str) -> list[Captioned]:
     """Return the results, with the text `otherwise` in place of captions of confidence below `min_confidence`."""
     return [
         replace(

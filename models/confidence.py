@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from .decoding_rules import Floats
-from .search import Caption, State, Steps, read
+from .search import Caption, State, Steps, teacher_force
 
 FEATURES = ("log_probability", "mean_log_probability", "similarity", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
@@ -80,10 +80,10 @@ def features_of(
     is then 0. distances (N,): of the pictures. similarities (N,): of the captions to those of similar training
     pictures; 0 if these are not consulted.
     """
-    lengths = np.array([max(len(caption.of_words), 1) for caption in captions], np.float32)
-    totals = np.array([caption.of_words.sum() for caption in captions], np.float32)
+    lengths = np.array([max(len(caption.token_log_probabilities), 1) for caption in captions], np.float32)
+    totals = np.array([caption.token_log_probabilities.sum() for caption in captions], np.float32)
     gains = np.zeros_like(totals)
     if blind is not None:
-        unseen, _ = read(decoder, blind, [[caption.with_end for caption in captions]])
+        unseen, _ = teacher_force(decoder, blind, [[caption.with_end for caption in captions]])
         gains = (totals - unseen[0].sum(axis=1)) / lengths
     return np.stack([totals, totals / lengths, similarities, gains, distances], axis=1)

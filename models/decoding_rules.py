@@ -18,18 +18,18 @@ def rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) ->
     before (N, R, t): the words so far. If no word would be left, END stays allowed.
     """
     length, size = before.shape[2], decoding.no_repeat
-    echoes = decoding.no_echo and length > 0
-    if length >= decoding.min_length and not 0 < size <= length and not echoes:
+    forbids_echo = decoding.no_echo and length > 0
+    if length >= decoding.min_length and not 0 < size <= length and not forbids_echo:
         return values
     ruled_out = words == END if length < decoding.min_length else np.zeros(words.shape, np.bool_)
-    if echoes:
+    if forbids_echo:
         ruled_out |= words == before[:, :, -1:]
     if 0 < size <= length:
         # Compare the first words of each n-gram so far with the last words, which the next word would complete.
         repeated = np.ones((*before.shape[:2], length - size + 1), np.bool_)
-        for place in range(size - 1):
-            first = before[:, :, place : place + length - size + 1]
-            repeated &= first == before[:, :, length - size + 1 + place, None]
+        for offset in range(size - 1):
+            first = before[:, :, offset : offset + length - size + 1]
+            repeated &= first == before[:, :, length - size + 1 + offset, None]
         if repeated.any():
             forbidden = np.where(repeated, before[:, :, size - 1 :], NULL)
             ruled_out |= (words[..., None] == forbidden[..., None, :]).any(axis=-1)
@@ -42,8 +42,8 @@ def truncate(scores: Floats, decoding: Decoding) -> Floats:
     if decoding.temperature != 1:
         scores = scores / np.float32(decoding.temperature)
     if decoding.top_k:
-        kept = min(decoding.top_k, scores.shape[-1])
-        lowest = np.partition(scores, -kept, axis=-1)[..., -kept, None]
+        top_k = min(decoding.top_k, scores.shape[-1])
+        lowest = np.partition(scores, -top_k, axis=-1)[..., -top_k, None]
         scores = np.where(scores < lowest, np.float32(-np.inf), scores)
     if decoding.top_p < 1:
         order = np.argsort(-scores, axis=-1, kind="stable")

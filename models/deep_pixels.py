@@ -25,7 +25,7 @@ def deep_values(image: Image.Image, data: bytes) -> npt.NDArray[Any] | None:
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image)
         return values
-    swapped = _swapped(image)
+    swapped = _byte_swapped_tiles(image)
     if swapped is None:
         return None
     # Pillow keeps the high byte of each 16-bit colour; with the byte order swapped, the low one.
@@ -37,7 +37,7 @@ def deep_values(image: Image.Image, data: bytes) -> npt.NDArray[Any] | None:
         return values
 
 
-def _swapped(image: Image.Image) -> list[Any] | None:
+def _byte_swapped_tiles(image: Image.Image) -> list[Any] | None:
     """Return the tiles of a picture of 16-bit colours with the other byte order; None for other pictures."""
     tiles = []
     for tile in getattr(image, "tile", []):
@@ -63,11 +63,11 @@ def to_8_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if low >= 0.0:
         low, high = 0.0, _white(high, is_float=values.dtype.kind == "f")
     scaled = np.empty(values.shape, np.uint8)
-    flat, into = values.reshape(-1), scaled.reshape(-1)
+    flat, output = values.reshape(-1), scaled.reshape(-1)
     for first in range(0, len(flat), _PART):
         part = flat[first : first + _PART].astype(np.float64)
         part = np.nan_to_num((part - low) / max(high - low, 1e-12), nan=0.0, posinf=1.0, neginf=0.0)
-        into[first : first + _PART] = np.clip(part * 255.0 + 0.5, 0, 255)
+        output[first : first + _PART] = np.clip(part * 255.0 + 0.5, 0, 255)
     return scaled
 
 

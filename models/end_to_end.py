@@ -30,20 +30,20 @@ class EndToEnd(nn.Module):
         self.backbone.eval()
         return self
 
-    def forward(self, photographs: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, photographs: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, State]:
         """Return logits and states as `Decoder.forward` does, for photographs (N, 3, S, S) uint8.
 
-        words, places: as in `Decoder.forward`.
+        words, token_indices: as in `Decoder.forward`.
         """
         autocast = photographs.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         with GroupedConvolutionsInFloat32() if autocast else nullcontext():
             grid = self.backbone(self.backbone.normalised(photographs)).float()
-        logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, places)
+        logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, token_indices)
         return logits_and_states
 
-    def penalty(self, states: State, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
+    def penalty(self, states: State, logits: Tensor, targets: Tensor, token_indices: Tensor) -> Tensor | None:
         """Return the decoder's penalty: see `Decoder.penalty`."""
-        return self.decoder.penalty(states, logits, targets, places)
+        return self.decoder.penalty(states, logits, targets, token_indices)
 
 
 class GroupedConvolutionsInFloat32(TorchFunctionMode):

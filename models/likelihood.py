@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .decoders.base import places_of
+from .decoders.base import valid_indices
 from .vocabulary import NULL, START
 
 
@@ -32,9 +32,9 @@ def log_probabilities(decoder: Any, grid: Tensor, words: Tensor) -> Tensor:
     device. The log-probabilities are (N, R, T) float32, natural logarithm; 0 for NULL.
     """
     targets = words[:, :, 1:]
-    places = places_of(targets != NULL)
-    logits, _ = decoder(grid, words[:, :, :-1].contiguous(), places)
-    chosen = targets.flatten()[places].unsqueeze(1)
-    of_words = torch.zeros(targets.shape, device=grid.device)
-    of_words.view(-1)[places] = torch.log_softmax(logits.float(), dim=1).gather(1, chosen).squeeze(1)
-    return of_words
+    token_indices = valid_indices(targets != NULL)
+    logits, _ = decoder(grid, words[:, :, :-1].contiguous(), token_indices)
+    chosen = targets.flatten()[token_indices].unsqueeze(1)
+    values = torch.zeros(targets.shape, device=grid.device)
+    values.view(-1)[token_indices] = torch.log_softmax(logits.float(), dim=1).gather(1, chosen).squeeze(1)
+    return values

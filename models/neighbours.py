@@ -19,17 +19,17 @@ from .decoding_rules import Floats
 from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
 
 _FILE = "memory.npz"
-_OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")
-_COMPARED = 64  # pictures compared with the memory at once
-_SIMILAR = 60  # pictures looked up, at least
+_CAPTION_ARRAYS = ("tokens", "lengths", "counts", "norms")
+_BATCH = 64  # pictures compared with the memory at once
+_MIN_LOOKED_UP = 60  # pictures looked up, at least
 _NEAREST = 5  # nearest of these, whose distances are averaged
-_SMALLEST = 1e-12  # divisor
+_EPSILON = 1e-12  # divisor
 _BLOCK = 64  # pictures per block in `_greatest`
-_NORMED = 1024  # captions whose norms are computed at once
+_NORM_BATCH = 1024  # captions whose norms are computed at once
 
 
 @dataclass(frozen=True)
-class KeptCaptions:
+class StoredCaptions:
     """The captions of M pictures, as token ids without START, with END unless they were cut.
 
     tokens (T,) uint16 or int32: of all captions, one after the other. lengths (K,): the number of tokens of each
@@ -48,13 +48,13 @@ class KeptCaptions:
         cls, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], counts: npt.NDArray[Any], frequencies: Frequencies
     ) -> Self:
         """Return captions with the norms of their tf-idf vectors."""
-        kept = cls(tokens, lengths, counts, np.zeros((0, len(ORDERS))), frequencies)
-        parts = np.split(np.arange(len(lengths)), range(_NORMED, len(lengths), _NORMED))
+        captions = cls(tokens, lengths, counts, np.zeros((0, len(ORDERS))), frequencies)
+        parts = np.split(np.arange(len(lengths)), range(_NORM_BATCH, len(lengths), _NORM_BATCH))
         norms = []
         for part in parts:
-            grams = NGrams.of(kept._rows(part))
+            grams = NGrams.of(captions._rows(part))
             norms.append(grams.norms(frequencies.weights(grams.keys) ** 2))
-        return replace(kept, norms=np.concatenate(norms))
+        return replace(captions, norms=np.concatenate(norms))
 
     @cached_property
     def _token_ends(self) -> Ids:
@@ -64,24 +64,24 @@ class KeptCaptions:
     def _caption_ends(self) -> Ids:
         return np.cumsum(self.counts, dtype=np.int64)
 
-    def of(self, pictures: Ids) -> OfPictures:
+    def of(self, pictures: Ids) -> PictureCaptions:
         """Return the captions of P pictures."""
         counts = self.counts[pictures].astype(np.int64)
         owners = np.repeat(np.arange(len(pictures)), counts)
         before = np.repeat(np.cumsum(counts), counts) - np.arange(len(owners))  # the end of the picture's captions
         captions = self._caption_ends[pictures][owners] - before
-        return OfPictures(self._rows(captions), owners, self.norms[captions])
+        return PictureCaptions(self._rows(captions), owners, self.norms[captions])
 
     def _rows(self, captions: Ids) -> Ids:
         """Return the tokens of R captions, (R, T) padded with -1."""
         lengths = self.lengths[captions].astype(np.int64)
-        places = np.arange(lengths.max(initial=1))
-        inside = places < lengths[:, None]
-        index = np.where(inside, (self._token_ends[captions] - lengths)[:, None] + places, 0)
+        positions = np.arange(lengths.max(initial=1))
+        inside = positions < lengths[:, None]
+        index = np.where(inside, (self._token_ends[captions] - lengths)[:, None] + positions, 0)
         return np.where(inside, self.tokens[index].astype(np.int64), -1)
 
 
-class OfPictures(NamedTuple):
+class PictureCaptions(NamedTuple):
     """The R captions of P pictures.
 
     tokens (R, T): padded with -1. owners (R,): the index of each caption's picture among the P. norms (R, 4): of the
@@ -106,14 +106,14 @@ class Memory:
     mean: Floats
     basis: Floats
     vectors: Floats | npt.NDArray[np.float16]
-    captions: KeptCaptions | None = None
+    captions: StoredCaptions | None = None
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""
         arrays: dict[str, Any] = {name: getattr(self, name) for name in ("grid", "mean", "basis", "vectors")}
         if self.captions is not None:
             frequencies = self.captions.frequencies
-            arrays |= {name: getattr(self.captions, name) for name in _OF_CAPTIONS}
+            arrays |= {name: getattr(self.captions, name) for name in _CAPTION_ARRAYS}
             arrays |= {"ngrams": frequencies.keys, "document_frequencies": frequencies.counts.astype(np.int32)}
             arrays["documents"] = np.int64(frequencies.pictures)
         np.savez(folder / _FILE, **arrays)
@@ -127,7 +127,7 @@ class Memory:
         if "tokens" in arrays:
             counts = arrays["document_frequencies"].astype(np.float64)
             frequencies = Frequencies(arrays["ngrams"], counts, int(arrays["documents"]))
-            captions = KeptCaptions(**{name: arrays[name] for name in _OF_CAPTIONS}, frequencies=frequencies)
+            captions = StoredCaptions(**{name: arrays[name] for name in _CAPTION_ARRAYS}, frequencies=frequencies)
         return cls(arrays["grid"], arrays["mean"], arrays["basis"], arrays["vectors"], captions)
 
     @cached_property
@@ -138,7 +138,7 @@ class Memory:
         "Negative evidences and co-occurrences in image retrieval: the benefit of PCA and whitening").
         """
         deviations = self.vectors.std(axis=0, dtype=np.float32)
-        scale: Floats = 1 / np.maximum(deviations, _SMALLEST)
+        scale: Floats = 1 / np.maximum(deviations, _EPSILON)
         return scale
 
     @cached_property
@@ -146,17 +146,17 @@ class Memory:
         """Return the whitened vectors, (M, D), each of length 1."""
         return _unit(self.vectors * self._scale)
 
-    def look_up(self, pooled: Floats, number: int) -> LookedUp:
+    def look_up(self, pooled: Floats, number: int) -> NearestPictures:
         """Return the `number` pictures most similar to each of the pooled grids (N, C), or all if there are fewer."""
-        parts = [self._look_up(pooled[start : start + _COMPARED], number) for start in range(0, len(pooled), _COMPARED)]
-        return LookedUp(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        parts = [self._look_up(pooled[start : start + _BATCH], number) for start in range(0, len(pooled), _BATCH)]
+        return NearestPictures(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _look_up(self, pooled: Floats, number: int) -> LookedUp:
+    def _look_up(self, pooled: Floats, number: int) -> NearestPictures:
         vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
         cosines = _unit(vectors * self._scale) @ self._directions.T
-        pictures, cosines = _greatest(cosines, max(number, _SIMILAR))
+        pictures, cosines = _greatest(cosines, max(number, _MIN_LOOKED_UP))
         distances = np.sort(self._distances(pooled, pictures), axis=1)[:, :_NEAREST].mean(axis=1)
-        return LookedUp(pictures[:, :number], cosines[:, :number], distances)
+        return NearestPictures(pictures[:, :number], cosines[:, :number], distances)
 
     def _distances(self, pooled: Floats, pictures: Ids) -> Floats:
         """Return the distances (N, P) of pooled grids (N, C) to those of P pictures each, all scaled to length 1.
@@ -167,11 +167,11 @@ class Memory:
         products = (vectors @ (pooled @ self.basis)[:, :, None])[:, :, 0] + (pooled @ self.mean)[:, None]
         squared = self.mean @ self.mean + 2 * vectors @ (self.mean @ self.basis) + (vectors**2).sum(axis=2)
         lengths = np.linalg.norm(pooled, axis=1)[:, None] * np.sqrt(squared)
-        distances: Floats = np.sqrt(2 - 2 * (products / np.maximum(lengths, _SMALLEST)).clip(-1, 1))
+        distances: Floats = np.sqrt(2 - 2 * (products / np.maximum(lengths, _EPSILON)).clip(-1, 1))
         return distances
 
 
-class LookedUp(NamedTuple):
+class NearestPictures(NamedTuple):
     """The P training pictures most similar to each of N pictures.
 
     pictures (N, P): their numbers in the memory, the most similar first. cosines (N, P): their similarity. distances
@@ -182,15 +182,15 @@ class LookedUp(NamedTuple):
     cosines: Floats
     distances: Floats
 
-    def select(self, which: Sequence[int]) -> LookedUp:
+    def select(self, indices: Sequence[int]) -> NearestPictures:
         """Return the rows of the pictures with these indices."""
-        rows = list(which)
-        return LookedUp(self.pictures[rows], self.cosines[rows], self.distances[rows])
+        rows = list(indices)
+        return NearestPictures(self.pictures[rows], self.cosines[rows], self.distances[rows])
 
 
 def _unit(vectors: Floats) -> Floats:
     """Return vectors (..., D) scaled to length 1."""
-    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST)
+    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _EPSILON)
     return unit
 
 
@@ -201,18 +201,18 @@ def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:
     """
     rows, length = values.shape
     number, whole = min(number, length), length - length % _BLOCK
-    places = np.broadcast_to(np.arange(length), values.shape)
+    indices = np.broadcast_to(np.arange(length), values.shape)
     if whole > number * _BLOCK:
         maxima = values[:, :whole].reshape(rows, -1, _BLOCK).max(axis=2)
         blocks = np.argpartition(maxima, -number, axis=1)[:, -number:]
         inside = (blocks[:, :, None] * _BLOCK + np.arange(_BLOCK)).reshape(rows, -1)
-        places = np.concatenate([inside, places[:, whole:]], axis=1)
-    candidates = np.take_along_axis(values, places, axis=1)
+        indices = np.concatenate([inside, indices[:, whole:]], axis=1)
+    candidates = np.take_along_axis(values, indices, axis=1)
     chosen = np.argpartition(candidates, -number, axis=1)[:, -number:]
-    found = np.take_along_axis(places, chosen, axis=1)
-    greatest = np.take_along_axis(values, found, axis=1)
-    order = np.lexsort((found, -greatest), axis=1)
-    return np.take_along_axis(found, order, axis=1), np.take_along_axis(greatest, order, axis=1)
+    selected = np.take_along_axis(indices, chosen, axis=1)
+    greatest = np.take_along_axis(values, selected, axis=1)
+    order = np.lexsort((selected, -greatest), axis=1)
+    return np.take_along_axis(selected, order, axis=1), np.take_along_axis(greatest, order, axis=1)
 
 
 def pool(grids: npt.NDArray[Any]) -> Floats:

@@ -20,7 +20,7 @@ ORDERS = range(1, 5)
 SIGMA = 6.0  # standard deviation of the length penalty, in words
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _ODD = np.uint64(0xD1B54A32D192ED03)  # another odd factor, so that keys differ
-_LEAST = 1e-12  # replaces the zero norm of a caption whose n-grams all occur in every picture
+_EPSILON = 1e-12  # replaces the zero norm of a caption whose n-grams all occur in every picture
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class Frequencies:
         index = np.empty(keys.size, dtype=np.int64)
         index[order] = np.searchsorted(self.keys, keys.ravel()[order])
         index = index.reshape(keys.shape).clip(max=max(len(self.keys) - 1, 0))
-        known = self.keys[index] == keys if len(self.keys) else np.zeros(keys.shape, bool)
-        counts = np.where(known, self.counts[index] if len(self.keys) else 1.0, 1.0)
+        is_known = self.keys[index] == keys if len(self.keys) else np.zeros(keys.shape, bool)
+        counts = np.where(is_known, self.counts[index] if len(self.keys) else 1.0, 1.0)
         return np.asarray(np.log(self.pictures) - np.log(counts), dtype=np.float64)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Ids:
     """Return R rows of word ids as an array, (R, T), padded with -1."""
-    found = np.full((len(rows), max(max(map(len, rows), default=0), 1)), -1, dtype=np.int64)
+    array = np.full((len(rows), max(max(map(len, rows), default=0), 1)), -1, dtype=np.int64)
     for index, row in enumerate(rows):
-        found[index, : len(row)] = row
-    return found
+        array[index, : len(row)] = row
+    return array
 
 
 def ngrams(rows: Ids, order: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
@@ -142,8 +142,8 @@ def _is_in(keys: Keys, among: Keys) -> npt.NDArray[np.bool_]:
     """Return which keys are in the sorted keys `among`."""
     if not len(among):
         return np.zeros(keys.shape, np.bool_)
-    found: npt.NDArray[np.bool_] = among[np.searchsorted(among, keys).clip(max=len(among) - 1)] == keys
-    return found
+    is_member: npt.NDArray[np.bool_] = among[np.searchsorted(among, keys).clip(max=len(among) - 1)] == keys
+    return is_member
 
 
 def _count(keys: Keys) -> tuple[Ids, Ids]:
@@ -177,20 +177,20 @@ def weighted_similarities(
     captions share, so references of equal length, which have the same length penalty, are summed before they are
     compared.
     """
-    keys, places = np.unique(candidates.occurrences, return_inverse=True)
+    keys, inverse = np.unique(candidates.occurrences, return_inverse=True)
     if not len(keys):
         return np.zeros(len(candidates.lengths))
     occurrences = references.occurrences
-    found = np.searchsorted(keys, occurrences).clip(max=len(keys) - 1)
-    shared = keys[found] == occurrences
+    indices = np.searchsorted(keys, occurrences).clip(max=len(keys) - 1)
+    shared = keys[indices] == occurrences
     lengths, groups = np.unique(references.lengths, return_inverse=True)
     rows, orders = references.rows[shared], references.orders[shared]
-    cells = found[shared] * len(lengths) + groups[rows]
-    shares = references.counts[shared] * weights[rows] / np.maximum(norms[rows, orders], _LEAST)
+    cells = indices[shared] * len(lengths) + groups[rows]
+    shares = references.counts[shared] * weights[rows] / np.maximum(norms[rows, orders], _EPSILON)
     table = np.bincount(cells, shares, len(keys) * len(lengths)).reshape(len(keys), -1)
     penalty = np.exp(-((candidates.lengths[:, None] - lengths) ** 2) / (2 * SIGMA**2))
     squared = frequencies.weights(candidates.keys) ** 2
-    own = np.maximum(candidates.norms(squared), _LEAST)[candidates.rows, candidates.orders]
-    summed = (table[places] * penalty[candidates.rows]).sum(axis=1) * squared / own
+    candidate_norms = np.maximum(candidates.norms(squared), _EPSILON)[candidates.rows, candidates.orders]
+    summed = (table[inverse] * penalty[candidates.rows]).sum(axis=1) * squared / candidate_norms
     values: Values = np.bincount(candidates.rows, summed, len(candidates.lengths)) / len(ORDERS)
     return values

@@ -164,12 +164,12 @@ class Decoding:
         return range(self.min_length + 1, self.max_length + 1)
 
     @property
-    def wanted(self) -> int:
+    def num_searched(self) -> int:
         """Return how many captions a beam search looks for per picture: a whole beam if neighbours rank them."""
         return self.beam if self.neighbours else self.n_best
 
     @property
-    def kept(self) -> int:
+    def num_returned(self) -> int:
         """Return how many captions it returns per picture at most: all that ended if neighbours rank them."""
         return self.beam * self.max_length if self.neighbours else self.n_best
 

@@ -33,6 +33,6 @@ def not_a_picture(data: bytes) -> str:
         return "is empty"
     start = data[:200].lstrip().lower()
     brand = _BRANDS.get(data[8:12].decode("latin-1")) if data[4:8] == b"ftyp" else None
-    found = f"an {brand} picture" if brand else next((what for sign, what in _OTHERS if start.startswith(sign)), "")
-    known = f"no picture of a known format ({', '.join(FORMATS)})"
-    return f"is {found}, {known}" if found else f"is {known}"
+    kind = f"an {brand} picture" if brand else next((kind for sign, kind in _OTHERS if start.startswith(sign)), "")
+    not_known = f"no picture of a known format ({', '.join(FORMATS)})"
+    return f"is {kind}, {not_known}" if kind else f"is {not_known}"

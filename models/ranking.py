@@ -17,17 +17,17 @@ from typing import NamedTuple
 import numpy as np
 
 from .decoding_rules import Floats
-from .neighbours import KeptCaptions, LookedUp
+from .neighbours import NearestPictures, StoredCaptions
 from .ngrams import Ids, NGrams, Values, padded, similarities_to, weighted_similarities
 from .options import Decoding, Neighbours
-from .search import Caption, State, Steps, read
+from .search import Caption, State, Steps, teacher_force
 from .vocabulary import END, UNK
 
 ANY_LENGTH = range(2**31)
 
 
 class Copy(NamedTuple):
-    """A caption of a similar training picture: its token ids, including END, and its similarity (see `Consulted`)."""
+    """A caption of a similar training picture: its token ids, including END, and its similarity: see `NeighbourOpinion`."""
 
     tokens: list[int]
     similarity: float
@@ -37,16 +37,16 @@ class Copy(NamedTuple):
 class Ranked:
     """The captions of a picture, best first, and the opinion of its neighbours.
 
-    similarity: the best caption's to the neighbours' captions; 0 if no neighbours are consulted. consulted: None if no
+    similarity: the best caption's to the neighbours' captions; 0 if no neighbours are consulted. opinion: None if no
     neighbours are consulted.
     """
 
     captions: list[Caption]
     similarity: float = 0.0
-    consulted: Consulted | None = None
+    opinion: NeighbourOpinion | None = None
 
 
-class Consulted(NamedTuple):
+class NeighbourOpinion(NamedTuple):
     """The opinion of the P most similar training pictures on the K captions that a search found for a picture.
 
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
@@ -74,20 +74,20 @@ class Consulted(NamedTuple):
 
 
 def consult(
-    kept: KeptCaptions,
-    near: LookedUp,
-    found: Sequence[Sequence[Caption]],
+    stored: StoredCaptions,
+    nearest: NearestPictures,
+    candidates: Sequence[Sequence[Caption]],
     temperature: float,
-    copied: range = ANY_LENGTH,
-) -> list[Consulted]:
+    copy_lengths: range = ANY_LENGTH,
+) -> list[NeighbourOpinion]:
     """Return the opinion of the most similar training pictures on the captions of N pictures.
 
-    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. copied: the lengths,
-    including END, that a copy may have; empty to look for no copies.
+    stored: the memory's captions. nearest: the similar pictures. candidates: the captions of each of the N.
+    copy_lengths: the lengths, including END, that a copy may have; empty to look for no copies.
     """
-    consulted = []
-    for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
-        references = kept.of(pictures)
+    opinions = []
+    for pictures, cosines, captions in zip(nearest.pictures, nearest.cosines, candidates, strict=True):
+        references = stored.of(pictures)
         weights = weights_of(cosines, temperature)[references.owners]
         weights /= np.bincount(references.owners)[references.owners]
         similarities = similarities_to(
@@ -95,27 +95,27 @@ def consult(
             references.tokens,
             references.norms,
             weights,
-            kept.frequencies,
+            stored.frequencies,
         )
         copy = None
-        if copied:
+        if copy_lengths:
             grams = NGrams.of(references.tokens)
-            to_others = weighted_similarities(grams, grams, references.norms, weights, kept.frequencies)
+            to_others = weighted_similarities(grams, grams, references.norms, weights, stored.frequencies)
             to_itself = (references.norms > 0).mean(axis=1)  # less than 1 if a caption has fewer than 4 words
             to_others = np.maximum(to_others - weights * to_itself, 0)
-            copy = _most_similar(references.tokens, to_others, copied)
-        consulted.append(Consulted(pictures, cosines, similarities, copy))
-    return consulted
+            copy = _most_similar(references.tokens, to_others, copy_lengths)
+        opinions.append(NeighbourOpinion(pictures, cosines, similarities, copy))
+    return opinions
 
 
-def support_of(kept: KeptCaptions, caption: Caption, pictures: Ids) -> Values:
+def support_of(stored: StoredCaptions, caption: Caption, pictures: Ids) -> Values:
     """Return the mean CIDEr-D of a caption against the captions of each of P pictures, from 0 to 1: (P,)."""
     support = np.zeros(len(pictures))
-    for place in range(len(pictures)):
-        references = kept.of(pictures[[place]])
+    for index in range(len(pictures)):
+        references = stored.of(pictures[[index]])
         weights = np.full(len(references.tokens), 1 / len(references.tokens))
-        (support[place],) = similarities_to(
-            padded([caption.with_end]), references.tokens, references.norms, weights, kept.frequencies
+        (support[index],) = similarities_to(
+            padded([caption.with_end]), references.tokens, references.norms, weights, stored.frequencies
         )
     return support
 
@@ -127,14 +127,14 @@ def weights_of(cosines: Floats, temperature: float) -> Values:
     return normalised
 
 
-def _most_similar(captions: Ids, similarities: Values, copied: range) -> Copy | None:
+def _most_similar(captions: Ids, similarities: Values, copy_lengths: range) -> Copy | None:
     """Return the most similar of the captions (R, T) that may be copied; None if none may be.
 
-    A caption may be copied if its length is in `copied`, it has no unknown word, and it was not cut.
+    A caption may be copied if its length is in `copy_lengths`, it has no unknown word, and it was not cut.
     """
     lengths = (captions >= 0).sum(axis=1)
     usable = (captions == END).any(axis=1) & (captions != UNK).all(axis=1)
-    usable &= (lengths >= copied.start) & (lengths < copied.stop)
+    usable &= (lengths >= copy_lengths.start) & (lengths < copy_lengths.stop)
     if not usable.any():
         return None
     best = int(np.argmax(np.where(usable, similarities, -1.0)))
@@ -142,31 +142,31 @@ def _most_similar(captions: Ids, similarities: Values, copied: range) -> Copy | 
 
 
 def rank(
-    kept: KeptCaptions,
-    near: LookedUp,
-    found: Sequence[Sequence[Caption]],
+    stored: StoredCaptions,
+    nearest: NearestPictures,
+    candidates: Sequence[Sequence[Caption]],
     neighbours: Neighbours,
     decoding: Decoding,
-    read_copies: Callable[[list[int], list[Copy]], list[Caption]],
+    score_copies: Callable[[list[int], list[Copy]], list[Caption]],
 ) -> list[Ranked]:
     """Return the captions of N pictures as their neighbours rank them.
 
-    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. decoding: the
-    search's settings; its length limits hold for copies too. read_copies: takes the indices of pictures and a copy for
-    each, and returns the copies as captions, see `as_captions`.
+    stored: the memory's captions. nearest: the similar pictures. candidates: the captions of each of the N. decoding:
+    the search's settings; its length limits hold for copies too. score_copies: takes the indices of pictures and a copy
+    for each, and returns the copies as captions, see `as_captions`.
     """
-    copied = range(0) if neighbours.copies is None else decoding.lengths
-    consulted = consult(kept, near, found, neighbours.temperature, copied)
+    copy_lengths = range(0) if neighbours.copies is None else decoding.lengths
+    opinions = consult(stored, nearest, candidates, neighbours.temperature, copy_lengths)
     ranked, copies = [], {}
-    for picture, (captions, said) in enumerate(zip(found, consulted, strict=True)):
-        order = said.order(captions, neighbours.factor)
-        copy = said.copy_instead(order[0], neighbours.copies)
-        similarity = float(said.similarities[order[0]]) if copy is None else copy.similarity
+    for picture, (captions, opinion) in enumerate(zip(candidates, opinions, strict=True)):
+        order = opinion.order(captions, neighbours.factor)
+        copy = opinion.copy_instead(order[0], neighbours.copies)
+        similarity = float(opinion.similarities[order[0]]) if copy is None else copy.similarity
         if copy is not None:
             copies[picture] = copy
-        ranked.append(Ranked([captions[place] for place in order], similarity, said))
+        ranked.append(Ranked([captions[index] for index in order], similarity, opinion))
     if copies:
-        for picture, caption in zip(copies, read_copies(list(copies), list(copies.values())), strict=True):
+        for picture, caption in zip(copies, score_copies(list(copies), list(copies.values())), strict=True):
             ranked[picture].captions.insert(0, caption)
     return ranked
 
@@ -176,9 +176,9 @@ def as_captions(decoder: Steps, start: State, copies: Sequence[Copy]) -> list[Ca
 
     start: the state before the first word, of the N pictures.
     """
-    of_words, _ = read(decoder, start, [[copy.tokens] for copy in copies])
+    log_probabilities, _ = teacher_force(decoder, start, [[copy.tokens] for copy in copies])
     captions = []
-    for copy, (own, *_) in zip(copies, of_words, strict=True):
-        values = own[: len(copy.tokens)]
+    for copy, (token_values, *_) in zip(copies, log_probabilities, strict=True):
+        values = token_values[: len(copy.tokens)]
         captions.append(Caption(copy.tokens[:-1], float(values.sum()), True, values))
     return captions

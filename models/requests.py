@@ -51,7 +51,7 @@ Params = dict[str, int | float | bool | str]
 
 
 class NeighbourRow(TypedDict):
-    """A training picture that supports a caption: see `captioned.Supporting`."""
+    """A training picture that supports a caption: see `captioned.SupportingPicture`."""
 
     captions: list[str]
     cosine: float
@@ -94,14 +94,14 @@ def answer(
 
 def decoding_of(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of `caption` for a request's parameters; ValueError if one is out of bounds."""
-    given = dict(params or {})
+    values = dict(params or {})
     decoding = {
-        "attention": bool(given.get("return_attention")),
-        "explain": bool(given.get("return_neighbours")),
-        "otherwise": str(given.get("otherwise") or ""),
+        "attention": bool(values.get("return_attention")),
+        "explain": bool(values.get("return_neighbours")),
+        "otherwise": str(values.get("otherwise") or ""),
     }
     for name, (option, _, minimum, maximum) in PARAMETERS.items():
-        value = given.get(name) or None
+        value = values.get(name) or None
         if value is not None and not minimum <= value <= maximum:
             raise ValueError(f"{name} is {value}: give {minimum} to {maximum}, or 0 for the model's own")
         decoding[option] = value
@@ -134,7 +134,8 @@ def _row(item: Captioned) -> CaptionRow:
         "alternatives": [{"caption": text, "log_probability": value} for text, value in item.alternatives],
         "attention": item.attention.tolist() if item.attention is not None else [],
         "neighbours": [
-            {"captions": one.captions, "cosine": one.cosine, "support": one.support} for one in item.supporting or []
+            {"captions": neighbour.captions, "cosine": neighbour.cosine, "support": neighbour.support}
+            for neighbour in item.supporting or []
         ],
         "error": item.error,
     }

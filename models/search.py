@@ -18,7 +18,7 @@ from .decoding_rules import Floats, Words, rule_out, truncate, uniform_draws
 from .options import Decoding
 from .vocabulary import END, NULL, START
 
-_DROPPED = 0.25  # share of the pictures that must be done before they are dropped from the batch
+_MIN_DONE_SHARE = 0.25  # share of the pictures that must be done before they are dropped from the batch
 
 
 class State(Protocol):
@@ -38,7 +38,7 @@ class State(Protocol):
         ...
 
 
-class Next(NamedTuple):
+class StepOutput(NamedTuple):
     """The output of a decoder after a word.
 
     values (N, R, K): natural log-probabilities of the `words` (N, R, K), the likeliest first; or of all words, K = V.
@@ -57,7 +57,7 @@ class Steps(Protocol):
         """Return the state before the first word, R = 1, for grid (N, h, w, C)."""
         ...
 
-    def step(self, state: Any, tokens: Words, shortlist: int) -> Next:
+    def step(self, state: Any, tokens: Words, shortlist: int) -> StepOutput:
         """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
         ...
 
@@ -67,14 +67,13 @@ class Caption:
     """A decoded caption.
 
     tokens: ids, without START and END. log_probability: natural logarithm, including END if the caption has one.
-    finished: whether END came within the maximum length. of_words (T,): the log-probability of each token, including
-    END.
+    finished: whether END came within the maximum length. token_log_probabilities (T,): of each token, including END.
     """
 
     tokens: list[int]
     log_probability: float
     finished: bool
-    of_words: Floats = field(default_factory=lambda: np.zeros(0, np.float32), compare=False, repr=False)
+    token_log_probabilities: Floats = field(default_factory=lambda: np.zeros(0, np.float32), compare=False, repr=False)
 
     @property
     def with_end(self) -> list[int]:
@@ -85,7 +84,7 @@ class Caption:
 def decode(
     decoder: Steps, start: State, pictures: int, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Return the captions of each of N pictures, best first: `decoding.kept` of them at most.
+    """Return the captions of each of N pictures, best first: `decoding.num_returned` of them at most.
 
     start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that identifies its
     content, so that the captions drawn for a picture depend only on the seed and its key, not on the other pictures.
@@ -105,7 +104,7 @@ def decode(
     return search.results()
 
 
-def read(
+def teacher_force(
     decoder: Steps, start: State, captions: Sequence[Sequence[Sequence[int]]], with_alphas: bool = False
 ) -> tuple[Floats, Floats]:
     """Return the log-probability of each token of given captions, and the alphas of the steps before them.
@@ -120,33 +119,33 @@ def read(
         for row, tokens in enumerate(of_picture):
             words[picture, row, : len(tokens)] = tokens
     state = start.select(np.zeros(words.shape[:2], np.int64))
-    last, of_words, alphas = np.full(words.shape[:2], START), [], []
-    for place in range(longest):
-        said = decoder.step(state, last, 0)
-        last, state = words[:, :, place], said.state
-        of_words.append(np.take_along_axis(said.values, last[:, :, None], axis=2)[:, :, 0])
+    last, log_probabilities, alphas = np.full(words.shape[:2], START), [], []
+    for index in range(longest):
+        output = decoder.step(state, last, 0)
+        last, state = words[:, :, index], output.state
+        log_probabilities.append(np.take_along_axis(output.values, last[:, :, None], axis=2)[:, :, 0])
         alphas.append(state.alphas if with_alphas else np.zeros((*last.shape, 0), np.float32))
-    return np.where(words == NULL, np.float32(0), np.stack(of_words, axis=2)), np.stack(alphas, axis=2)
+    return np.where(words == NULL, np.float32(0), np.stack(log_probabilities, axis=2)), np.stack(alphas, axis=2)
 
 
 class _History(NamedTuple):
     """The words of hypotheses, (N, R, t) int64, and the log-probability of each, (N, R, t)."""
 
     words: Words
-    of_words: Floats
+    log_probabilities: Floats
 
-    def extended(self, said: Next, parents: Words, chosen: Words) -> _History:
-        """Return the history of the rows `parents` (N, R'), each with one more word: `chosen` (N, R') of `said`."""
+    def extended(self, output: StepOutput, parents: Words, chosen: Words) -> _History:
+        """Return the history of the rows `parents` (N, R'), each with one more word: `chosen` (N, R') of `output`."""
         pictures = np.arange(len(parents))[:, None]
 
         def longer(so_far: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([so_far[pictures, parents], new[pictures, parents, chosen][:, :, None]], axis=2)
 
-        return _History(longer(self.words, said.words), longer(self.of_words, said.values))
+        return _History(longer(self.words, output.words), longer(self.log_probabilities, output.values))
 
     def keep(self, pictures: Words) -> _History:
         """Return the history of the pictures with indices `pictures` (N',)."""
-        return _History(self.words[pictures], self.of_words[pictures])
+        return _History(self.words[pictures], self.log_probabilities[pictures])
 
     def caption(self, picture: int, row: int, log_probability: float) -> Caption:
         """Return a row's caption: its tokens up to END, or all if there is no END."""
@@ -154,7 +153,7 @@ class _History(NamedTuple):
         finished = END in words
         length = words.index(END) + 1 if finished else len(words)
         tokens = words[: length - 1] if finished else words
-        return Caption(tokens, log_probability, finished, self.of_words[picture, row, :length])
+        return Caption(tokens, log_probability, finished, self.log_probabilities[picture, row, :length])
 
 
 class _Search(ABC):
@@ -168,8 +167,8 @@ class _Search(ABC):
         self.state: Any = state
         self.history = _History(np.zeros((pictures, rows, 0), np.int64), np.zeros((pictures, rows, 0), np.float32))
         self.last = np.full((pictures, rows), START)
-        self._left = np.arange(pictures)  # the index of each of the N' pictures among the N
-        self._found: dict[int, list[Caption]] = {}  # the captions of the dropped pictures, by the same index
+        self._remaining = np.arange(pictures)  # the index of each of the N' pictures among the N
+        self._captions: dict[int, list[Caption]] = {}  # the captions of the dropped pictures, by the same index
 
     @abstractmethod
     def advance(self) -> None:
@@ -183,25 +182,31 @@ class _Search(ABC):
     def captions(self, picture: int) -> list[Caption]:
         """Return the captions of the picture with this index among the N', best first."""
 
-    def keep(self, left: Words) -> None:
-        """Continue with only the pictures with indices `left` among the N'."""
-        self.state, self.history, self.last = self.state.keep(left), self.history.keep(left), self.last[left]
-        self._left = self._left[left]
+    def keep(self, pictures: Words) -> None:
+        """Continue with only the pictures with indices `pictures` among the N'."""
+        self.state, self.history, self.last = (
+            self.state.keep(pictures),
+            self.history.keep(pictures),
+            self.last[pictures],
+        )
+        self._remaining = self._remaining[pictures]
 
     def drop_done(self) -> bool:
         """Return whether all captions are final; drop the pictures that are done once they are a quarter."""
         done = self.done()
         if done.all():
             return True
-        if done.mean() >= _DROPPED:
-            self._found |= {int(self._left[index]): self.captions(index) for index in np.flatnonzero(done).tolist()}
+        if done.mean() >= _MIN_DONE_SHARE:
+            self._captions |= {
+                int(self._remaining[index]): self.captions(index) for index in np.flatnonzero(done).tolist()
+            }
             self.keep(np.flatnonzero(~done))
         return False
 
     def results(self) -> list[list[Caption]]:
         """Return the captions of every picture, best first."""
-        self._found |= {int(picture): self.captions(index) for index, picture in enumerate(self._left)}
-        return [self._found[picture] for picture in sorted(self._found)]
+        self._captions |= {int(picture): self.captions(index) for index, picture in enumerate(self._remaining)}
+        return [self._captions[picture] for picture in sorted(self._captions)]
 
 
 class _WordByWord(_Search):
@@ -222,29 +227,29 @@ class _WordByWord(_Search):
         """Return the index of the next word (N', R) among the candidates, from their log-probabilities (N', R, K)."""
 
     def advance(self) -> None:
-        said = self.decoder.step(self.state, self.last, self.shortlist and self.shortlist + self.length)
-        chosen = self.choose(rule_out(said.values, said.words, self.history.words, self.decoding))
+        output = self.decoder.step(self.state, self.last, self.shortlist and self.shortlist + self.length)
+        chosen = self.choose(rule_out(output.values, output.words, self.history.words, self.decoding))
         rows = np.broadcast_to(np.arange(self.last.shape[1]), self.last.shape)
-        self.history = self.history.extended(said, rows, chosen)
+        self.history = self.history.extended(output, rows, chosen)
         words = self.history.words[:, :, -1]
         words[~self.unfinished] = NULL
-        self.total += np.where(self.unfinished, self.history.of_words[:, :, -1], np.float32(0))
+        self.total += np.where(self.unfinished, self.history.log_probabilities[:, :, -1], np.float32(0))
         self.unfinished &= words != END
-        self.last, self.state = words, said.state
+        self.last, self.state = words, output.state
         self.length += 1
 
     def done(self) -> npt.NDArray[np.bool_]:
         done: npt.NDArray[np.bool_] = np.logical_not(self.unfinished.any(axis=1))
         return done
 
-    def keep(self, left: Words) -> None:
-        super().keep(left)
-        self.total, self.unfinished = self.total[left], self.unfinished[left]
+    def keep(self, pictures: Words) -> None:
+        super().keep(pictures)
+        self.total, self.unfinished = self.total[pictures], self.unfinished[pictures]
 
     def captions(self, picture: int) -> list[Caption]:
         rows = range(self.total.shape[1])
-        found = [self.history.caption(picture, row, float(self.total[picture, row])) for row in rows]
-        return sorted(found, key=lambda caption: -caption.log_probability)
+        captions = [self.history.caption(picture, row, float(self.total[picture, row])) for row in rows]
+        return sorted(captions, key=lambda caption: -caption.log_probability)
 
 
 class _Greedy(_WordByWord):
@@ -275,9 +280,9 @@ class _Sampling(_WordByWord):
         chosen: Words = np.minimum(np.count_nonzero(cumulative <= draws, axis=-1), cumulative.shape[-1] - 1)
         return chosen
 
-    def keep(self, left: Words) -> None:
-        super().keep(left)
-        self._draws = self._draws[left]
+    def keep(self, pictures: Words) -> None:
+        super().keep(pictures)
+        self._draws = self._draws[pictures]
 
 
 class _BeamSearch(_Search):
@@ -285,7 +290,7 @@ class _BeamSearch(_Search):
 
     A hypothesis ends if its END is among the `beam` best candidates. Ended hypotheses are ordered by length-normalised
     score, with END counted in the length. The beam stays full: other live hypotheses take the place of ended ones. A
-    picture is done when no live hypothesis can still beat the wanted number of ended ones. The bound is exact, because
+    picture is done when no live hypothesis can still beat the `num_searched` best ended. The bound is exact, because
     log-probabilities only fall and no length exceeds `max_length`. If too few ended within that length, the best live
     ones are returned as well.
 
@@ -302,59 +307,59 @@ class _BeamSearch(_Search):
     def advance(self) -> None:
         beam = self.decoding.beam
         # END, the last word, and the last word of each n-gram so far may be ruled out.
-        said = self.decoder.step(self.state, self.last, beam + 2 + self.length)
-        allowed = rule_out(said.values, said.words, self.history.words, self.decoding)
+        output = self.decoder.step(self.state, self.last, beam + 2 + self.length)
+        allowed = rule_out(output.values, output.words, self.history.words, self.decoding)
         count, _, shortlist = allowed.shape
         candidates = (self.scores[:, :, None] + allowed).reshape(count, -1)
         # At most `beam` of them end, one per row.
         ranked = np.argsort(-candidates, axis=1, kind="stable")[:, : 2 * beam]
         pictures = np.arange(count)[:, None]
-        scores, is_end = candidates[pictures, ranked], said.words.reshape(count, -1)[pictures, ranked] == END
+        scores, is_end = candidates[pictures, ranked], output.words.reshape(count, -1)[pictures, ranked] == END
         self.length += 1
-        self._end(said, ranked, scores, is_end & np.isfinite(scores))
+        self._end(output, ranked, scores, is_end & np.isfinite(scores))
         live = np.argsort(is_end, axis=1, kind="stable")[:, :beam]
         index = ranked[pictures, live]
         self.scores = np.where(is_end[pictures, live], -np.inf, scores[pictures, live]).astype(np.float32)
         parents = index // shortlist
-        self.history = self.history.extended(said, parents, index % shortlist)
-        self.last, self.state = self.history.words[:, :, -1], said.state.select(parents)
+        self.history = self.history.extended(output, parents, index % shortlist)
+        self.last, self.state = self.history.words[:, :, -1], output.state.select(parents)
 
-    def _end(self, said: Next, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
+    def _end(self, output: StepOutput, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
         """Keep the hypotheses that end with this word; ranked, scores, ended (N', 2 * beam): of the best candidates."""
-        most, shortlist = self.decoding.kept, said.words.shape[2]
+        limit, shortlist = self.decoding.num_returned, output.words.shape[2]
         # A picture that is done keeps no more hypotheses, or its result would depend on the other pictures.
-        places = np.argwhere(ended[:, : self.decoding.beam] & ~self._is_done[:, None])
-        for picture, rank in places.tolist():
+        new = np.argwhere(ended[:, : self.decoding.beam] & ~self._is_done[:, None])
+        for picture, rank in new.tolist():
             index, total = int(ranked[picture, rank]), float(scores[picture, rank])
             row, chosen = divmod(index, shortlist)
             normalised = total / self.length**self.decoding.length_normalisation
-            kept = self.ended[picture]
-            if len(kept) < most or normalised > kept[-1][0]:
-                of_words = np.append(self.history.of_words[picture, row], said.values[picture, row, chosen])
-                kept.append((normalised, Caption(self.history.words[picture, row].tolist(), total, True, of_words)))
-                kept.sort(key=lambda item: -item[0])
-                del kept[most:]
+            hypotheses = self.ended[picture]
+            if len(hypotheses) < limit or normalised > hypotheses[-1][0]:
+                values = np.append(self.history.log_probabilities[picture, row], output.values[picture, row, chosen])
+                hypotheses.append((normalised, Caption(self.history.words[picture, row].tolist(), total, True, values)))
+                hypotheses.sort(key=lambda item: -item[0])
+                del hypotheses[limit:]
 
     def done(self) -> npt.NDArray[np.bool_]:
         longest = self.decoding.max_length**self.decoding.length_normalisation
         best = self.scores.max(axis=1).astype(np.float64) / longest
-        wanted = self.decoding.wanted
-        to_beat = [ended[wanted - 1][0] if len(ended) >= wanted else -np.inf for ended in self.ended]
+        number = self.decoding.num_searched
+        to_beat = [ended[number - 1][0] if len(ended) >= number else -np.inf for ended in self.ended]
         self._is_done = np.logical_not((best > to_beat) & np.isfinite(best))
         return self._is_done
 
-    def keep(self, left: Words) -> None:
-        super().keep(left)
-        self.scores, self.ended = self.scores[left], [self.ended[index] for index in left]
-        self._is_done = self._is_done[left]
+    def keep(self, pictures: Words) -> None:
+        super().keep(pictures)
+        self.scores, self.ended = self.scores[pictures], [self.ended[index] for index in pictures]
+        self._is_done = self._is_done[pictures]
 
     def captions(self, picture: int) -> list[Caption]:
         """Return the captions of a picture: those that ended, then live ones if fewer than n_best ended."""
         decoding = self.decoding
-        found = [caption for _, caption in self.ended[picture]]
-        if len(found) < decoding.n_best:
+        captions = [caption for _, caption in self.ended[picture]]
+        if len(captions) < decoding.n_best:
             # All live ones have the same length, so length normalisation does not change their order.
             scores = self.scores[picture]
             live = [row for row in np.argsort(-scores, kind="stable").tolist() if scores[row] > -np.inf]
-            found += [self.history.caption(picture, row, float(scores[row])) for row in live]
-        return found[: decoding.kept]
+            captions += [self.history.caption(picture, row, float(scores[row])) for row in live]
+        return captions[: decoding.num_returned]

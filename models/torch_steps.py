@@ -12,7 +12,7 @@ from torch import Tensor
 from . import search
 from .decoding_rules import Floats, Words
 from .options import Decoding
-from .search import Caption, Next
+from .search import Caption, StepOutput
 from .vocabulary import FORBIDDEN
 
 
@@ -66,13 +66,14 @@ class TorchSteps:
         return _State(self._decoder.start(values), self._device)
 
     @torch.no_grad()
-    def step(self, state: _State, tokens: Words, shortlist: int) -> Next:
+    def step(self, state: _State, tokens: Words, shortlist: int) -> StepOutput:
         """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
         logits, after = self._decoder.step(state.state, torch.from_numpy(tokens).to(self._device))
         scores = torch.log_softmax(logits.float(), dim=-1)
         scores[..., list(FORBIDDEN)] = -torch.inf
         if not shortlist:
             values = scores.cpu().numpy()
-            return Next(values, np.broadcast_to(np.arange(values.shape[-1]), values.shape), _State(after, self._device))
+            words = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
+            return StepOutput(values, words, _State(after, self._device))
         best = scores.topk(min(shortlist, scores.shape[-1]), dim=-1)
-        return Next(best.values.cpu().numpy(), best.indices.cpu().numpy(), _State(after, self._device))
+        return StepOutput(best.values.cpu().numpy(), best.indices.cpu().numpy(), _State(after, self._device))

@@ -20,7 +20,7 @@ SPACELESS = re.compile(
 )
 
 
-def spaced(before: str, after: str) -> bool:
+def needs_space(before: str, after: str) -> bool:
     """Return whether two consecutive words are written with a space between them, in their script."""
     touching = before[-1:] + after[:1]
     return not (SPACELESS.search(touching) or any(map(str.isspace, touching)))
@@ -72,7 +72,7 @@ class Vocabulary:
             return "".join(words)
         text = ""
         for word in words:
-            text += f" {word}" if text and spaced(text, word) else word
+            text += f" {word}" if text and needs_space(text, word) else word
         return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

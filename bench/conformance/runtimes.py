@@ -23,7 +23,7 @@ from bench.machine import describe
 from bench.pipelines import planned
 from models.captioned import key_of_digest
 from models.captioner import Captioner
-from models.decoders.base import places_of
+from models.decoders.base import valid_indices
 from models.decoders.ensemble import make
 from models.likelihood import log_probabilities, padded
 from models.neighbours import pool
@@ -85,9 +85,9 @@ def teach(decoder: Any, train: list[Any], grids: Any) -> None:
         grid = torch.from_numpy(grids.read([picture.digest for picture in chosen])).float()
         words = torch.from_numpy(np.stack([picture.tokens[0] for picture in chosen])).long().unsqueeze(1)
         targets = words[:, :, 1:]
-        places = places_of(targets != NULL)
-        logits, _ = decoder(grid, words[:, :, :-1].contiguous(), places)
-        loss = functional.cross_entropy(logits.float(), targets.flatten()[places])
+        token_indices = valid_indices(targets != NULL)
+        logits, _ = decoder(grid, words[:, :, :-1].contiguous(), token_indices)
+        loss = functional.cross_entropy(logits.float(), targets.flatten()[token_indices])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AdditiveAttention
-from models.decoders.base import SAME_FOR_PICTURE, AttentionState, Decoder, State, at_places
+from models.decoders.base import SAME_FOR_PICTURE, AttentionState, Decoder, State, select_tokens
 from models.decoders.transformer import KVCache, Transformer
 from models.options import DecoderOptions
 
@@ -59,13 +59,13 @@ class Att2in(Decoder):
         logits: Tensor = self.head(self.drop_output(state.hidden))
         return logits, state
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, State]:
         state = self.start(grid).expand(words.shape[1])
         states = []
         for gates in self.word_gates(self.word(self.embed(words))).unbind(dim=2):
             state = self._cell_step(state, gates)
             states.append(state)
-        read = at_places(torch.stack([state.hidden for state in states], dim=2), places)
+        read = select_tokens(torch.stack([state.hidden for state in states], dim=2), token_indices)
         return self.head(self.drop_output(read)), AttentionState(torch.stack([state.alphas for state in states], dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:

@@ -224,7 +224,7 @@ class Bench:
         share = min(peer.sampled, 0.05 * int(6 * done))
         with self.autocast:
             words = _scheduled(decoder, batch, share) if share else batch.words
-            logits, states = decoder(batch.pictures.float(), words, batch.places)
+            logits, states = decoder(batch.pictures.float(), words, batch.token_indices)
         loss = functional.cross_entropy(logits.float(), batch.next_words)
         if peer.doubly_stochastic:
             loss = loss + peer.doubly_stochastic * attention_penalty(states.alphas, batch.valid)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from bench.machine import describe, precisions, timed
 from bench.speed.textbook import Textbook
-from models.decoders.base import Decoder, make, places_of
+from models.decoders.base import Decoder, make, valid_indices
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
@@ -96,7 +96,7 @@ def _train(decoder: Decoder, grid: Tensor, tokens: Tensor) -> None:
         words, targets = tokens[part, :, :-1], tokens[part, :, 1:]
         valid = targets != NULL
         with torch.autocast(grid.device.type, torch.bfloat16, enabled="bfloat16" in precisions()):
-            logits, _ = decoder(grid[part], words, places_of(valid))
+            logits, _ = decoder(grid[part], words, valid_indices(valid))
         loss = functional.cross_entropy(logits.float(), targets[valid])
         optimiser.zero_grad()
         loss.backward()

@@ -32,7 +32,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from bench.machine import describe, peak_memory, precisions, timed
-from models.backbones.base import Backbone, Declared, make
+from models.backbones.base import Backbone, BackboneProperties, make
 from models.backbones.encoder import Encoder
 from models.encoded_pictures import Pixels, decode, resize
 from models.photographs import as_batch
@@ -118,7 +118,7 @@ def make_photographs(folder: Path, count: int) -> Path:
 class Files(Dataset[Tensor]):
     """A data set of files, as tutorials write it."""
 
-    def __init__(self, files: list[Path], size: int, declared: Declared) -> None:
+    def __init__(self, files: list[Path], size: int, declared: BackboneProperties) -> None:
         resized = transforms.Resize((size, size), InterpolationMode(declared.interpolation))
         steps = [resized, transforms.ToTensor(), transforms.Normalize(*declared.statistics)]
         self.files, self.transform = files, transforms.Compose(steps)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import describe
-from models.neighbours import KeptCaptions, Memory
+from models.neighbours import Memory, StoredCaptions
 from models.ngrams import Frequencies, ngrams
 from models.ranking import ANY_LENGTH, consult
 from models.search import Caption
@@ -68,7 +68,7 @@ def _memory(pictures: int, captions: int) -> Memory:
         np.concatenate([ngrams(rows, order)[0].ravel() for order in range(1, 5)]), return_counts=True
     )
     frequencies = Frequencies(keys[counts > 1], counts[counts > 1].astype(np.float64), pictures)
-    kept = KeptCaptions.make(
+    kept = StoredCaptions.make(
         rows.ravel().astype(np.uint16), np.full(len(rows), _WORDS + 1), np.full(pictures, captions), frequencies
     )
     identity = np.eye(_SIZE, dtype=np.float32)
@@ -77,7 +77,7 @@ def _memory(pictures: int, captions: int) -> Memory:
     )
 
 
-def _beam(kept: KeptCaptions, picture: int) -> list[Caption]:
+def _beam(kept: StoredCaptions, picture: int) -> list[Caption]:
     """Return captions of some pictures in the form that a search returns."""
     rows = kept.of(np.arange(_BEAM) + picture).tokens
     return [Caption(row[row > END].tolist(), -10.0, True) for row in rows[:_BEAM]]

@@ -19,7 +19,7 @@ from . import BACKBONES, LIBRARIES
 
 
 @dataclass(frozen=True)
-class Declared:
+class BackboneProperties:
     """The declared properties of a backbone.
 
     channels: C; None if it is known only after the network has run. stride: pixels per grid position: a photograph
@@ -50,7 +50,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         features: nn.Module,
-        declared: Declared,
+        declared: BackboneProperties,
         head: tuple[str, ...] = (),
         prefix: str = "",
         published: str | None = None,
@@ -101,7 +101,7 @@ class Backbone(nn.Module):
 
         This cannot be undone, and the network can no longer be trained.
         """
-        self.features = folded_norms(self.features)
+        self.features = fold_norms(self.features)
 
     def fix_size(self, size: int) -> None:
         """Precompute what depends on the photographs' size, for `size` px, because a graph is exported for one size.
@@ -128,10 +128,10 @@ class Backbone(nn.Module):
             has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
             raise ValueError(f"{has}: block {first_block} cannot be tuned")
         used = self._used_weights(size)
-        found: list[list[nn.Parameter]] = []
+        blocks: list[list[nn.Parameter]] = []
         for block in self.blocks[first_block - 1 :]:
-            found.append([used.pop(name) for name in list(used) if name.startswith(block)])
-        return found
+            blocks.append([used.pop(name) for name in list(used) if name.startswith(block)])
+        return blocks
 
     def _used_weights(self, size: int) -> dict[str, nn.Parameter]:
         """Return the weights of `features`, by name, that have a gradient from the grid of a photograph."""
@@ -145,7 +145,9 @@ class Backbone(nn.Module):
         for weight in frozen:
             weight.requires_grad_(False)
         return {
-            name: weight for (name, weight), found in zip(weights.items(), gradients, strict=True) if found is not None
+            name: weight
+            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+            if gradient is not None
         }
 
     def unfreeze(self, first_block: int, size: int) -> list[list[nn.Parameter]]:
@@ -218,7 +220,7 @@ class _Tracer(fx.Tracer):
         return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
 
 
-def folded_norms(network: nn.Module) -> fx.GraphModule:
+def fold_norms(network: nn.Module) -> fx.GraphModule:
     """Return the network with each batch norm folded into the convolution before it, if nothing else reads that."""
     graph, modules = _Tracer().trace(network), dict(network.named_modules())
     for node in list(graph.nodes):

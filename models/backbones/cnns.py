@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import GoogLeNet, mobilenetv2, regnet, resnet, vgg
 
 from ..photographs import HALVES
-from .base import Backbone, Declared
+from .base import Backbone, BackboneProperties
 
 # Indices of VGG-16's convolutions in blocks conv2 to conv5; conv1 is the stem.
 _VGG_BLOCKS = ((5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))
@@ -21,8 +21,8 @@ def resnet101() -> Backbone:
     A 14x14 grid of a photograph of 256 px is that 8x8 map, pooled.
     """
     return Backbone(
-        _without(resnet.resnet101(), "avgpool", "fc"),
-        Declared(2048),
+        _without_layers(resnet.resnet101(), "avgpool", "fc"),
+        BackboneProperties(2048),
         head=("fc.",),
         published="ResNet101_Weights",
         blocks=(("layer1.",), ("layer2.",), ("layer3.",), ("layer4.",)),
@@ -32,8 +32,8 @@ def resnet101() -> Backbone:
 def regnet_x_400mf() -> Backbone:
     """Build RegNetX-400MF (Radosavovic et al. 2020): 400 channels; 112 px -> 4x4."""
     return Backbone(
-        _without(regnet.regnet_x_400mf(), "avgpool", "fc"),
-        Declared(400),
+        _without_layers(regnet.regnet_x_400mf(), "avgpool", "fc"),
+        BackboneProperties(400),
         head=("fc.",),
         published="RegNet_X_400MF_Weights",
         blocks=tuple((f"trunk_output.block{block}.",) for block in (1, 2, 3, 4)),
@@ -47,8 +47,8 @@ def googlenet() -> Backbone:
     """
     full = GoogLeNet(aux_logits=False, init_weights=False)
     return Backbone(
-        _without(full, "aux1", "aux2", "avgpool", "dropout", "fc"),
-        Declared(1024, statistics=HALVES),
+        _without_layers(full, "aux1", "aux2", "avgpool", "dropout", "fc"),
+        BackboneProperties(1024, statistics=HALVES),
         head=("aux1.", "aux2.", "fc."),
         published="GoogLeNet_Weights",
         blocks=(("conv2.", "conv3."), ("inception3",), ("inception4",), ("inception5",)),
@@ -59,7 +59,7 @@ def mobilenet_v2() -> Backbone:
     """Build MobileNetV2 (Sandler et al. 2018): 1280 channels; 224 px -> 7x7, 417 px -> 14x14."""
     return Backbone(
         mobilenetv2.mobilenet_v2().features,
-        Declared(1280),
+        BackboneProperties(1280),
         head=("classifier.",),
         prefix="features.",
         published="MobileNet_V2_Weights",
@@ -80,7 +80,7 @@ def vgg16_conv5() -> Backbone:
 def _vgg16(features: nn.Module, stride: int) -> Backbone:
     return Backbone(
         features,
-        Declared(512, stride),
+        BackboneProperties(512, stride),
         head=("classifier.",),
         prefix="features.",
         published="VGG16_Weights",
@@ -88,7 +88,7 @@ def _vgg16(features: nn.Module, stride: int) -> Backbone:
     )
 
 
-def _without(full: nn.Module, *names: str) -> nn.Module:
+def _without_layers(full: nn.Module, *names: str) -> nn.Module:
     """Return a network without the layers of these names.
 
     The others keep their names, so that a state dict of torchvision's whole network can be loaded.

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..picture_formats import Interpolation
-from .base import Backbone, Declared, folded_norms
+from .base import Backbone, BackboneProperties, fold_norms
 
 
 class TimmBackbone(Backbone):
     """A timm model, whose map may be channels first or last, or patch tokens.
 
-    taken: the index of the layer whose output is the map, in timm's `forward_intermediates`; None for the output of
+    layer_index: of the layer whose output is the map, in timm's `forward_intermediates`; None for the output of
     `forward_features`, the last layer's after the final norm.
     """
 
-    taken: int | None = None
+    layer_index: int | None = None
 
     def fold(self) -> None:
         """Fold each batch norm, if there are any, into the convolution before it, as `Backbone.fold` does.
@@ -28,13 +28,13 @@ class TimmBackbone(Backbone):
         unchanged.
         """
         network: Any = self.features
-        if self.taken is not None:
+        if self.layer_index is not None:
             return
         for name, module in list(network.named_modules()):
             if hasattr(module, "act") and isinstance(module, nn.BatchNorm2d):
                 network.set_submodule(name, _without_activation(module))
         if any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
-            folded: Any = folded_norms(_Features(network))
+            folded: Any = fold_norms(_Features(network))
             folded.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
             self.features = folded
 
@@ -46,13 +46,13 @@ class TimmBackbone(Backbone):
 
     def maps(self, photographs: Tensor) -> Tensor:
         features: Any = self.features
-        if self.taken is not None:
-            (taken,) = features.forward_intermediates(
-                photographs, indices=[self.taken], norm=False, output_fmt="NCHW", intermediates_only=True
+        if self.layer_index is not None:
+            (maps,) = features.forward_intermediates(
+                photographs, indices=[self.layer_index], norm=False, output_fmt="NCHW", intermediates_only=True
             )
-            earlier: Tensor = taken
-            return earlier
-        output: Tensor = (features if isinstance(features, fx.GraphModule) else features.forward_features)(photographs)
+            output: Tensor = maps
+            return output
+        output = (features if isinstance(features, fx.GraphModule) else features.forward_features)(photographs)
         if output.ndim == 3:  # tokens (N, prefix + patches, C): class and register tokens come first
             patches = output[:, getattr(features, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.shape[1])
@@ -95,7 +95,7 @@ def timm_model(name: str, layer: int | None = None) -> Backbone:
         raise ValueError(f"timm:{name}: timm is not installed: run `uv pip install timm`") from None
     _check_activation(name)
     try:
-        network: Any = _created(name)
+        network: Any = _create_model(name)
     except RuntimeError as error:
         raise ValueError(f"unknown backbone 'timm:{name}': {' '.join(str(error).split())[:120]}") from None
     layers, layer = network.feature_info, -1 if layer is None else layer
@@ -105,22 +105,22 @@ def timm_model(name: str, layer: int | None = None) -> Backbone:
         raise ValueError(f"timm:{name} has {len(layers)} layers: give a layer from -2 to {-len(layers)}")
     config: dict[str, Any] = timm.data.resolve_data_config(model=network)  # type: ignore[attr-defined,no-untyped-call]
     interpolation: Interpolation = "bicubic" if config["interpolation"] == "bicubic" else "bilinear"
-    of_layer = layers[layer]
-    declared = Declared(
-        int(network.num_features if layer == -1 else of_layer["num_chs"]),
-        int(of_layer["reduction"]),
+    layer_info = layers[layer]
+    declared = BackboneProperties(
+        int(network.num_features if layer == -1 else layer_info["num_chs"]),
+        int(layer_info["reduction"]),
         statistics=(tuple(config["mean"]), tuple(config["std"])),
         interpolation=interpolation,
     )
     head = tuple(f"{part}." for part in ("fc", "classifier", "head.fc", "head", "head_drop"))
-    before = set(network.state_dict())
-    taken = None
+    all_weights = set(network.state_dict())
+    layer_index = None
     if layer < -1:
-        (taken,) = network.prune_intermediate_layers([len(layers) + layer], prune_norm=True, prune_head=True)
+        (layer_index,) = network.prune_intermediate_layers([len(layers) + layer], prune_norm=True, prune_head=True)
     _remove_unused(network, name, layer)
-    unused = tuple(sorted(before - set(network.state_dict())))
+    unused = tuple(sorted(all_weights - set(network.state_dict())))
     backbone = TimmBackbone(network, declared, (*head, *unused), published=f"timm:{name}", blocks=_blocks(network))
-    backbone.taken = taken
+    backbone.layer_index = layer_index
     return backbone
 
 
@@ -131,12 +131,12 @@ def _check_activation(name: str) -> None:
     """
     import timm.models
 
-    quick = name.replace("_clip_", "_clip_quickgelu_", 1)
-    if "." in name and quick != name and timm.models.is_model_pretrained(quick):
-        raise ValueError(f"timm:{name} was trained with QuickGELU, and is built with GELU: use timm:{quick}")
+    quickgelu_name = name.replace("_clip_", "_clip_quickgelu_", 1)
+    if "." in name and quickgelu_name != name and timm.models.is_model_pretrained(quickgelu_name):
+        raise ValueError(f"timm:{name} was trained with QuickGELU, and is built with GELU: use timm:{quickgelu_name}")
 
 
-def _created(name: str) -> Any:
+def _create_model(name: str) -> Any:
     """Return a timm model without a classifier, for photographs of any size if it supports that."""
     import timm
 
@@ -154,16 +154,16 @@ def _remove_unused(network: Any, name: str, layer: int) -> None:
     """
     try:
         with torch.device("meta"):
-            probe = _created(name).eval()
+            probe = _create_model(name).eval()
             size = probe.default_cfg["input_size"][-1]
             photographs = torch.empty(1, 3, size, size)
             if layer == -1:
-                found = probe.forward_features(photographs)
+                output = probe.forward_features(photographs)
             else:
-                taken = [len(probe.feature_info) + layer]
-                (found,) = probe.forward_intermediates(photographs, indices=taken, norm=False, intermediates_only=True)
+                index = [len(probe.feature_info) + layer]
+                (output,) = probe.forward_intermediates(photographs, indices=index, norm=False, intermediates_only=True)
             weights = dict(probe.named_parameters())
-            gradients = torch.autograd.grad(found.sum(), list(weights.values()), allow_unused=True)
+            gradients = torch.autograd.grad(output.sum(), list(weights.values()), allow_unused=True)
     except Exception:  # networks that read values, and thus need some, raise various errors
         return
     used = {weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None}

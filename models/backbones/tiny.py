@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Backbone, Declared
+from .base import Backbone, BackboneProperties
 
 _CHANNELS = 512
 _CALIBRATION_PICTURES = 128
@@ -34,7 +34,7 @@ def tiny() -> Backbone:
             features.train()(_rectangles(_CALIBRATION_PICTURES))
         _statistics_cache[random_state] = {name: value.clone() for name, value in norm.state_dict().items()}
     norm.load_state_dict(_statistics_cache[random_state])
-    return Backbone(features, Declared(_CHANNELS), blocks=(("0.",), ("2.",)))
+    return Backbone(features, BackboneProperties(_CHANNELS), blocks=(("0.",), ("2.",)))
 
 
 def _rectangles(count: int, side: int = 96) -> Tensor:

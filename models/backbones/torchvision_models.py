@@ -14,7 +14,7 @@ from torchvision.models import feature_extraction
 
 from ..photographs import HALVES, IMAGENET
 from ..picture_formats import Interpolation
-from .base import Backbone, Declared
+from .base import Backbone, BackboneProperties
 
 # Prefix of a model's name -> the graph node of its last spatial map. `encoder` gives tokens, not a map.
 _NODES = {
@@ -37,7 +37,7 @@ _NODES = {
 _BICUBIC = ("swin_", "efficientnet_b", "efficientnet_v2_l", "maxvit")
 
 
-class CutClassifier(Backbone):
+class TruncatedClassifier(Backbone):
     """A classifier that ends at its last spatial map; a vision transformer's patch tokens are laid out as a map."""
 
     def maps(self, photographs: Tensor) -> Tensor:
@@ -63,10 +63,10 @@ def torchvision_model(name: str) -> Backbone:
     with warnings.catch_warnings():
         # torchvision warns that training mode has other graph nodes; a backbone is never in training mode.
         warnings.simplefilter("ignore", UserWarning)
-        cut = feature_extraction.create_feature_extractor(full, {_NODES[family]: "maps"})
-    head = tuple(sorted(set(full.state_dict()) - set(cut.state_dict())))
+        extractor = feature_extraction.create_feature_extractor(full, {_NODES[family]: "maps"})
+    head = tuple(sorted(set(full.state_dict()) - set(extractor.state_dict())))
     stride = int(full.patch_size) if family == "vit_" else 32
     interpolation: Interpolation = "bicubic" if name.startswith(_BICUBIC) else "bilinear"
     statistics = HALVES if name == "efficientnet_v2_l" else IMAGENET
-    declared = Declared(None, stride, statistics=statistics, interpolation=interpolation)
-    return CutClassifier(cut, declared, head, published=torchvision.models.get_model_weights(name).__name__)
+    declared = BackboneProperties(None, stride, statistics=statistics, interpolation=interpolation)
+    return TruncatedClassifier(extractor, declared, head, published=torchvision.models.get_model_weights(name).__name__)

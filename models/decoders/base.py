@@ -2,7 +2,7 @@
 
     start(grid) -> state                   the state before the first word, one row per picture
     step(state, tokens) -> (logits, state) one word further: this defines the decoder
-    forward(grid, words, places)           the same computation over whole captions, arranged for speed, for training
+    forward(grid, words, token_indices)    the same computation over whole captions, arranged for speed, for training
 
 Shapes throughout: N pictures, R rows of a picture (its captions, or its hypotheses in search), P grid positions, V
 words. A picture's rows share its annotation vectors and keys.
@@ -101,13 +101,13 @@ def padded_rows(values: Tensor, rows: int) -> Tensor:
     return values if not missing else torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], 1)
 
 
-def at_places(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values (M, X) at places (M,) of values (N, R, T, X): see `Decoder.forward`."""
-    return values.flatten(0, 2).index_select(0, places)
+def select_tokens(values: Tensor, token_indices: Tensor) -> Tensor:
+    """Return the values (M, X) at token_indices (M,) of values (N, R, T, X): see `Decoder.forward`."""
+    return values.flatten(0, 2).index_select(0, token_indices)
 
 
-def places_of(valid: Tensor) -> Tensor:
-    """Return the places (M,) where valid (N, R, T) is true, in order. On a GPU, this waits for its work."""
+def valid_indices(valid: Tensor) -> Tensor:
+    """Return the token_indices (M,) where valid (N, R, T) is true, in order. On a GPU, this waits for its work."""
     return valid.flatten().nonzero().squeeze(1)
 
 
@@ -173,12 +173,12 @@ class Decoder(nn.Module, ABC):
         """Return the logits (N, R, V) of the next word, and the state after the words just read, tokens (N, R)."""
 
     @abstractmethod
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, State]:
         """Return the logits of the next word after each true word (teacher forcing), and the states of the steps.
 
-        grid (N, h, w, C). words (N, R, T) int64: the captions, from START. places (M,) int64: the words whose next word
-        is predicted, as indices into the N * R * T words; the logits (M, V) have a row per place. The states are
-        stacked: alphas (N, R, T, P'). They are undefined after a caption's last place.
+        grid (N, h, w, C). words (N, R, T) int64: the captions, from START. token_indices (M,) int64: of the words whose
+        next word is predicted, among the N * R * T words; the logits (M, V) have a row for each. The states are
+        stacked: alphas (N, R, T, P'). They are undefined after a caption's last index.
         """
 
     def for_inference(self) -> Stepper:
@@ -197,10 +197,10 @@ class Decoder(nn.Module, ABC):
         """Return torch.compile's mode: on a GPU, kernels are replayed as CUDA graphs."""
         return "reduce-overhead" if self.embed.weight.is_cuda else None
 
-    def penalty(self, states: Any, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
+    def penalty(self, states: Any, logits: Tensor, targets: Tensor, token_indices: Tensor) -> Tensor | None:
         """Return the loss that is added to the cross-entropy in training, in nats per token; None if there is none.
 
-        logits (M, V), states: what `forward` returned for places (M,). targets (M,): the true next words.
+        logits (M, V), states: what `forward` returned for token_indices (M,). targets (M,): the true next words.
         """
         return None
 

@@ -62,9 +62,9 @@ class Ensemble(nn.ModuleList):
         steps = [stepper.step(member, tokens) for stepper, member in zip(self._steppers, state.states, strict=True)]
         return _log_mean([logits for logits, _ in steps]), EnsembleState(tuple(after for _, after in steps))
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, EnsembleState]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, EnsembleState]:
         """Return log-probabilities and states as `Decoder.forward` does."""
-        outputs = [member(grid, words, places) for member in self]
+        outputs = [member(grid, words, token_indices) for member in self]
         return _log_mean([logits for logits, _ in outputs]), EnsembleState(tuple(states for _, states in outputs))
 
     def for_inference(self) -> Ensemble:
@@ -79,8 +79,8 @@ def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any], 
 
     name, channels, vocabulary, options: as for `base.make`. Raises ValueError for sizes that do not fit together.
     """
-    made = [base.make(name, channels, vocabulary, options) for _ in range(members)]
-    return made[0] if members == 1 else Ensemble(made)
+    decoders = [base.make(name, channels, vocabulary, options) for _ in range(members)]
+    return decoders[0] if members == 1 else Ensemble(decoders)
 
 
 def members_of(decoder: Decoder | Ensemble) -> list[Decoder]:

@@ -71,13 +71,13 @@ class HardAttention(ShowAttendTell):
         drawn: Tensor = torch.multinomial(alphas.flatten(0, 1), 1).unflatten(0, alphas.shape[:2])
         return drawn
 
-    def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor:
+    def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, token_indices: Tensor) -> Tensor:
         """Return the REINFORCE and entropy terms of equation 12, negated to be minimised, per token."""
         assert isinstance(states, HardState)
         log_likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
-        by_place = torch.zeros_like(states.log_drawn).flatten()
-        valid = by_place.bool().index_fill(0, places, True).view(states.alphas.shape[:3])
-        reward = by_place.index_copy(0, places, log_likelihood).view(valid.shape).sum(dim=2)  # (N, R)
+        by_token = torch.zeros_like(states.log_drawn).flatten()
+        valid = by_token.bool().index_fill(0, token_indices, True).view(states.alphas.shape[:3])
+        reward = by_token.index_copy(0, token_indices, log_likelihood).view(valid.shape).sum(dim=2)  # (N, R)
         has_caption = valid.any(dim=2)
         advantage = (reward - self.baseline).masked_fill(~has_caption, 0.0)
         log_drawn = states.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ..attention import pooling
 from ..options import RecurrentOptions
 from ..output_features import make_output
-from .base import SAME_FOR_ALL, SAME_FOR_PICTURE, AttentionState, Decoder, at_places, padded_rows
+from .base import SAME_FOR_ALL, SAME_FOR_PICTURE, AttentionState, Decoder, padded_rows, select_tokens
 from .teacher_forcing import Reading, defer_gradient, longest_first
 
 
@@ -144,20 +144,20 @@ class RecurrentDecoder(Decoder):
         logits: Tensor = self.head(self.output(words, hidden, context))
         return logits
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, LSTMState]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, LSTMState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
         compiled = self._compiled_step if words.shape[:2] == self._compiled_for else None
         if compiled is not None or words.device.type != "cpu":  # a GPU's host cannot know which captions have ended
             gates = self.word_gates(embedded)
-            states = LSTMState.stack(self._teacher_force(state, gates, compiled or self.joined_step))
+            states = LSTMState.stack(self._teacher_force(state, gates, compiled or self.fused_step))
         else:
-            reading = longest_first(places, words.shape)
+            reading = longest_first(token_indices, words.shape)
             of_read = self.word_gates(embedded.flatten(0, 2).index_select(0, reading.words))
             gates = of_read.new_zeros(words.numel(), of_read.shape[1]).index_copy(0, reading.reordered, of_read)
-            steps = self._teacher_force(state, gates.unflatten(0, words.shape), self.joined_step, reading)
+            steps = self._teacher_force(state, gates.unflatten(0, words.shape), self.fused_step, reading)
             states = LSTMState.stack(steps).select(reading.order.argsort(dim=1))
-        read = [at_places(values, places) for values in (embedded, states.hidden, states.context)]
+        read = [select_tokens(values, token_indices) for values in (embedded, states.hidden, states.context)]
         return self.logits(*read), states
 
     def for_inference(self) -> InferenceStepper:
@@ -166,7 +166,7 @@ class RecurrentDecoder(Decoder):
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the step for batches of N pictures by R rows; `forward` runs other batches uncompiled."""
         # The step is compiled, not the loop over words, so that captions may have any length.
-        self._compiled_step = torch.compile(self.joined_step, dynamic=False, mode=self.compile_mode)
+        self._compiled_step = torch.compile(self.fused_step, dynamic=False, mode=self.compile_mode)
         self._compiled_for = (pictures, rows)
 
     def step_weights(self) -> StepWeights:
@@ -182,7 +182,7 @@ class RecurrentDecoder(Decoder):
         biases = [zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
         return torch.cat([zeros(0), *biases])  # zeros(0), because there may be no query layer
 
-    def joined_step(self, state: LSTMState, biases: Tensor, word_gates: Tensor, weights: StepWeights) -> LSTMState:
+    def fused_step(self, state: LSTMState, biases: Tensor, word_gates: Tensor, weights: StepWeights) -> LSTMState:
         """Return the state after a word, as `step` does, with one product for all layers that read the hidden state.
 
         biases (..., A): of the query layers. word_gates (N, R, G): the word's part of the gates.
@@ -260,7 +260,7 @@ class InferenceStepper:
     def step(self, state: LSTMState, tokens: Tensor) -> tuple[Tensor, LSTMState]:
         """Return the logits (N, R, V) of the next word, and the state after the words just read, tokens (N, R)."""
         word_gates = functional.embedding(tokens, self._word_gates)
-        state = self._decoder.joined_step(state, self._biases, word_gates, self._weights)
+        state = self._decoder.fused_step(state, self._biases, word_gates, self._weights)
         return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
 
 

@@ -51,15 +51,15 @@ class _DeferredGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        inputs, of_words = torch.stack(context.inputs, dim=2).flatten(0, 2), gradient.flatten(0, 2)
+        inputs, gradients = torch.stack(context.inputs, dim=2).flatten(0, 2), gradient.flatten(0, 2)
         if context.read is not None:
-            inputs, of_words = inputs.index_select(0, context.read), of_words.index_select(0, context.read)
-        weight_gradient = of_words.to(inputs.dtype).T @ inputs
+            inputs, gradients = inputs.index_select(0, context.read), gradients.index_select(0, context.read)
+        weight_gradient = gradients.to(inputs.dtype).T @ inputs
         return gradient, weight_gradient.to(context.dtype), None, None
 
 
 class Reading(NamedTuple):
-    """The order in which captions of different lengths are read: each picture's longest first, up to its last place.
+    """The order in which captions of different lengths are read: each picture's longest first, up to its last one.
 
     order (N, R): each picture's rows, longest caption first. rows, T numbers: how many rows of each picture, the first
     ones in that order, are computed at each word; it never grows. words (M',): the words read, as indices into
@@ -72,13 +72,13 @@ class Reading(NamedTuple):
     reordered: Tensor
 
 
-def longest_first(places: Tensor, shape: Sequence[int]) -> Reading:
-    """Return how to read words of this shape, (N, R, T), up to each caption's last place.
+def longest_first(token_indices: Tensor, shape: Sequence[int]) -> Reading:
+    """Return how to read words of this shape, (N, R, T), up to each caption's last word.
 
-    places (M,): the places that count, in the host's memory.
+    token_indices (M,): the token_indices that count, in the host's memory.
     """
     pictures, rows, steps = shape
-    lengths, order = last_places(places, shape).sort(dim=1, descending=True, stable=True)
+    lengths, order = caption_lengths(token_indices, shape).sort(dim=1, descending=True, stable=True)
     longest = lengths.amax(dim=0)  # of the rows that come first, second, ..., in any picture
     computed = (longest > torch.arange(steps).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
     reordered = (torch.arange(steps) < lengths.unsqueeze(-1)).flatten().nonzero().squeeze(1)
@@ -111,16 +111,16 @@ class Layout:
         return spread
 
 
-def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return each caption's words up to its last place, (M,), as indices into N * R * T words; places (M',)."""
-    ends = last_places(places, shape).unsqueeze(-1)
+def words_read(token_indices: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return each caption's words up to its last one, (M,), as indices into N * R * T words; token_indices (M',)."""
+    ends = caption_lengths(token_indices, shape).unsqueeze(-1)
     return (torch.arange(shape[2]) < ends).flatten().nonzero().squeeze(1)
 
 
-def last_places(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the number of words up to each caption's last place, (N, R) int64; 0 for captions without any.
+def caption_lengths(token_indices: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the number of words up to each caption's last word, (N, R) int64; 0 for captions without any.
 
-    places (M,): in the host's memory, as indices into words of this shape, (N, R, T).
+    token_indices (M,): in the host's memory, as indices into words of this shape, (N, R, T).
     """
     ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
-    return ends.scatter_reduce(0, places // shape[2], places % shape[2] + 1, "amax").view(*shape[:2])
+    return ends.scatter_reduce(0, token_indices // shape[2], token_indices % shape[2] + 1, "amax").view(*shape[:2])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..options import TransformerOptions
-from .base import OF_LAST_STEP, SAME_FOR_PICTURE, Decoder, State, at_places
+from .base import OF_LAST_STEP, SAME_FOR_PICTURE, Decoder, State, select_tokens
 from .teacher_forcing import Layout, words_read
 
 
@@ -93,13 +93,13 @@ class Transformer(Decoder):
         logits: Tensor = self.head(features.unflatten(0, tokens.shape))
         return logits, replace(after, queries=after.queries.squeeze(2))
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, KVCache]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, KVCache]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         # On a GPU the host does not know how many words are read.
-        read = words_read(places, words.shape) if words.device.type == "cpu" else None
+        read = words_read(token_indices, words.shape) if words.device.type == "cpu" else None
         layout = Layout(words.shape, read)
         features, after = self._run_layers(state, words, layout)
-        return self.head(at_places(layout.spread(features), places)), after
+        return self.head(select_tokens(layout.spread(features), token_indices)), after
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the layers from now on, for any number of pictures, rows and words."""
@@ -155,8 +155,8 @@ class MultiHead(nn.Module):
         queries (B, Q, H): what `query` computes. keys, values (B, heads, K, H / heads). causal: whether a query attends
         to no later key than its own.
         """
-        asked = split_heads(queries, self.heads)
-        contexts: Tensor = scaled_dot_product_attention(asked, keys, values, is_causal=causal)
+        split_queries = split_heads(queries, self.heads)
+        contexts: Tensor = scaled_dot_product_attention(split_queries, keys, values, is_causal=causal)
         return contexts.transpose(1, 2).flatten(2)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..attention import AdditiveAttention
 from ..options import UpDownOptions
-from .base import SAME_FOR_PICTURE, AttentionState, Decoder, at_places
+from .base import SAME_FOR_PICTURE, AttentionState, Decoder, select_tokens
 from .recurrent import lstm_cell
 
 
@@ -71,7 +71,7 @@ class UpDown(Decoder):
         logits: Tensor = self.head(self.drop_output(state.language_hidden))
         return logits, state
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, AttentionState]:
+    def forward(self, grid: Tensor, words: Tensor, token_indices: Tensor) -> tuple[Tensor, AttentionState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         cell_step = self._cell_step if self._compiled is None else self._compiled
         language_hiddens, alphas = [], []
@@ -79,7 +79,7 @@ class UpDown(Decoder):
             state = cell_step(state, gates)
             language_hiddens.append(state.language_hidden)
             alphas.append(state.alphas)
-        features = at_places(torch.stack(language_hiddens, dim=2), places)
+        features = select_tokens(torch.stack(language_hiddens, dim=2), token_indices)
         return self.head(self.drop_output(features)), AttentionState(torch.stack(alphas, dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:

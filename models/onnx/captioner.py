@@ -20,11 +20,11 @@ from ..captioned import BaseCaptioner, Grids, Picture
 from ..confidence import Confidence
 from ..decoding_rules import Floats, Words
 from ..neighbours import Memory
-from ..search import Next
+from ..search import StepOutput
 from ..vocabulary import Vocabulary
 
 Array = npt.NDArray[Any]
-EVERY = "log_probabilities"  # the output of a step's graph for all words
+ALL_WORDS = "log_probabilities"  # the output of a step's graph for all words
 _ENCODED = 4  # photographs encoded at once: the feature maps of more do not fit into a processor's caches
 
 
@@ -111,16 +111,17 @@ class DecoderSteps:
         rows, pictures = ({name: values[name] for name in part} for part in (self._of_rows, self._of_pictures))
         return State(rows, pictures, np.zeros((len(grid), 1, 0), np.float32))
 
-    def step(self, state: State, tokens: Words, shortlist: int) -> Next:
+    def step(self, state: State, tokens: Words, shortlist: int) -> StepOutput:
         """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
         arrays = {**state.of_rows, **state.of_pictures, "tokens": tokens}
         arrays["shortlist"] = np.array([min(max(shortlist, 1), self._vocabulary)])
-        wanted = ["likeliest", "likeliest_words"] if shortlist else [EVERY]
-        outputs = [*wanted, *(["alphas"] if self._attends else []), *(f"next.{name}" for name in self._of_rows)]
-        found = self._step.run(outputs, {name: arrays[name] for name in arrays if name in self._inputs})
-        said = dict(zip(outputs, found, strict=True))
-        alphas = said.get("alphas", np.zeros((*tokens.shape, 0), np.float32))
-        after = State({name: said[f"next.{name}"] for name in self._of_rows}, state.of_pictures, alphas)
+        scores = ["likeliest", "likeliest_words"] if shortlist else [ALL_WORDS]
+        outputs = [*scores, *(["alphas"] if self._attends else []), *(f"next.{name}" for name in self._of_rows)]
+        values = self._step.run(outputs, {name: arrays[name] for name in arrays if name in self._inputs})
+        output = dict(zip(outputs, values, strict=True))
+        alphas = output.get("alphas", np.zeros((*tokens.shape, 0), np.float32))
+        after = State({name: output[f"next.{name}"] for name in self._of_rows}, state.of_pictures, alphas)
         if shortlist:
-            return Next(said["likeliest"], said["likeliest_words"], after)
-        return Next(said[EVERY], np.broadcast_to(np.arange(self._vocabulary), said[EVERY].shape), after)
+            return StepOutput(output["likeliest"], output["likeliest_words"], after)
+        words = np.broadcast_to(np.arange(self._vocabulary), output[ALL_WORDS].shape)
+        return StepOutput(output[ALL_WORDS], words, after)

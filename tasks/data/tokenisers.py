@@ -11,7 +11,7 @@ from itertools import groupby
 
 import regex
 
-from models.vocabulary import SPECIAL, UNK, WORD_END, spaced
+from models.vocabulary import SPECIAL, UNK, WORD_END, needs_space
 from tasks.config.stages import NLTK_TOKENISERS, CaptionsConfig
 
 Tokeniser = Callable[[str], list[str]]
@@ -65,7 +65,7 @@ def _words(text: str) -> list[str]:
     is_apart = False
     for piece in regex.split(r"(?V1w)\b", text.lower()):
         if _has_letter(piece):
-            if is_apart and words and not spaced(words[-1], piece):
+            if is_apart and words and not needs_space(words[-1], piece):
                 words.append(" ")
             words.append(piece)
             is_apart = False

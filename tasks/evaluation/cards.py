@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 from PIL import Image
 
-from models.captioned import Supporting, key_of_digest
+from models.captioned import SupportingPicture, key_of_digest
 from models.encoded_pictures import Pixels, decode, seen
 from models.options import Decoding
 from models.vocabulary import WORD_END
@@ -96,7 +96,7 @@ def cards_of(
     return cards
 
 
-def _neighbour(one: Supporting, files: Mapping[str, Path], remembered: Sequence[str]) -> NeighbourCard:
+def _neighbour(one: SupportingPicture, files: Mapping[str, Path], remembered: Sequence[str]) -> NeighbourCard:
     """Return the data of a training picture that supports a caption; its photograph is empty if there is none."""
     path = files.get(remembered[one.picture]) if remembered else None
     if path is None or is_grid(path):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
-from models.neighbours import KeptCaptions, Memory
+from models.neighbours import Memory, StoredCaptions
 from models.options import Neighbours
 from models.ranking import Ranked
 from models.vocabulary import Vocabulary
@@ -116,7 +116,7 @@ class _Choice:
 
 
 def _choose_neighbours(
-    evaluation: EvaluationConfig, dev: Found, kept: KeptCaptions, vocabulary: Vocabulary, is_scored: bool
+    evaluation: EvaluationConfig, dev: Found, kept: StoredCaptions, vocabulary: Vocabulary, is_scored: bool
 ) -> _Choice:
     """Return how neighbours rank captions. dev: the pictures to fit to. is_scored: whether they are scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":

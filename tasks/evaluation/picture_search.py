@@ -12,7 +12,7 @@ from models.captioned import key_of_digest
 from models.confidence import features_of
 from models.decoders.ensemble import members_of
 from models.decoding_rules import Floats
-from models.neighbours import LookedUp, Memory, pool
+from models.neighbours import Memory, NearestPictures, pool
 from models.options import Neighbours
 from models.ranking import Copy, Ranked, as_captions, rank
 from models.search import Caption, decode
@@ -42,7 +42,7 @@ class Found:
 
     pictures: list[Picture]
     captions: list[list[Caption]]
-    near: LookedUp
+    near: NearestPictures
 
     def select(self, which: Sequence[int]) -> Found:
         """Return the results for the pictures with these indices."""
@@ -90,14 +90,14 @@ class PictureSearch:
                 bar.advance(len(part))
         near = processes.all_gather(near, len(readable))
         captions = processes.all_gather(found, len(readable))
-        return Found(readable, captions, LookedUp(*(np.stack(column) for column in zip(*near, strict=True))))
+        return Found(readable, captions, NearestPictures(*(np.stack(column) for column in zip(*near, strict=True))))
 
     def ranked(self, found: Found, neighbours: Neighbours | None) -> list[Ranked]:
         """Return the found captions as neighbours rank them; in their own order if `neighbours` is None."""
         if neighbours is None or self._memory.captions is None:
             return [Ranked(captions) for captions in found.captions]
 
-        def read_copies(numbers: list[int], copies: list[Copy]) -> list[Caption]:
+        def score_copies(numbers: list[int], copies: list[Copy]) -> list[Caption]:
             captions = []
             for start in range(0, len(numbers), _READ_AT_ONCE):
                 part = slice(start, start + _READ_AT_ONCE)
@@ -105,7 +105,7 @@ class PictureSearch:
                 captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
             return captions
 
-        return rank(self._memory.captions, found.near, found.captions, neighbours, self._decoding, read_copies)
+        return rank(self._memory.captions, found.near, found.captions, neighbours, self._decoding, score_copies)
 
     def features(self, found: Found, ranked: Sequence[Ranked]) -> Floats:
         """Return the features of the best captions' confidence (see confidence.py), (N, F)."""

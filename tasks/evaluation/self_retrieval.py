@@ -51,8 +51,8 @@ def _log_probabilities(
     scores = []
     for part in in_parts(drawn, at_once, "pictures told by their captions"):
         digests = [digest for digest, _ in part]
-        of_words = log_probabilities(decoder, _read(grids, digests, device), words.expand(len(digests), -1, -1))
-        scores.append(of_words.sum(dim=2).cpu())
+        values = log_probabilities(decoder, _read(grids, digests, device), words.expand(len(digests), -1, -1))
+        scores.append(values.sum(dim=2).cpu())
     return torch.cat(scores)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from models.neighbours import KeptCaptions, LookedUp
+from models.neighbours import NearestPictures, StoredCaptions
 from models.options import Neighbours
-from models.ranking import Consulted, consult
+from models.ranking import NeighbourOpinion, consult
 from models.search import Caption
 from models.vocabulary import Vocabulary
 from tasks.common.progress import Bar
@@ -47,9 +47,9 @@ class Candidates:
     def __init__(
         self,
         found: Sequence[Sequence[Caption]],
-        near: LookedUp,
+        near: NearestPictures,
         pictures: Sequence[Picture],
-        kept: KeptCaptions,
+        kept: StoredCaptions,
         vocabulary: Vocabulary,
         lengths: range,
     ) -> None:
@@ -59,7 +59,7 @@ class Candidates:
         allowed lengths of a copy, including END.
         """
         self._found = found
-        self._consulted: dict[float, list[Consulted]] = {}
+        self._consulted: dict[float, list[NeighbourOpinion]] = {}
         with Bar(len(found) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
             for temperature in _TEMPERATURES:
                 said = consult(kept, near, found, temperature, lengths)
@@ -111,7 +111,7 @@ class Candidates:
         return np.array(chosen)
 
 
-def copied(kept: KeptCaptions, near: LookedUp, vocabulary: Vocabulary) -> list[str]:
+def copied(kept: StoredCaptions, near: NearestPictures, vocabulary: Vocabulary) -> list[str]:
     """Return a caption copied from similar training pictures for each picture.
 
     It is the caption of the most similar pictures that is most similar to their others, which needs no training (Devlin

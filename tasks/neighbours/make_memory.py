@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.decoding_rules import Floats
-from models.neighbours import KeptCaptions, Memory, pool
+from models.neighbours import Memory, StoredCaptions, pool
 from models.ngrams import Frequencies, Ids, padded
 from models.vocabulary import NULL, SPECIAL
 from tasks.common.errors import AttendError
@@ -86,7 +86,7 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
     frequencies: of the n-grams of their captions. size: see `memory_of`.
     """
     mean, pooled = _mean_and_pooled(grids, pictures)
-    captions = KeptCaptions.make(*_different_captions(pictures), frequencies)
+    captions = StoredCaptions.make(*_different_captions(pictures), frequencies)
     return replace(memory_of(mean, pooled, size), captions=captions)
 
 
@@ -111,7 +111,7 @@ def _new_ids(before: Path, now: Path) -> Ids:
 
 
 def join_memory(
-    before: Memory, captions: KeptCaptions, grids: GridReader, pictures: Sequence[CaptionedPicture], words: Ids
+    before: Memory, captions: StoredCaptions, grids: GridReader, pictures: Sequence[CaptionedPicture], words: Ids
 ) -> Memory:
     """Return a memory of pictures, followed by the pictures of an earlier memory, whose mean and axes are kept.
 
@@ -125,7 +125,7 @@ def join_memory(
     rows = [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])]
     ends = np.cumsum(counts)
     references = [padded(rows[end - count : end]) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
-    joined = KeptCaptions.make(_small(tokens), lengths, counts, Frequencies.from_references(references))
+    joined = StoredCaptions.make(_small(tokens), lengths, counts, Frequencies.from_references(references))
     return replace(before, vectors=np.concatenate([vectors, before.vectors]), captions=joined)
 
 
@@ -159,7 +159,7 @@ def _principal_axes(centred: Floats, size: int) -> Floats:
 def _different_captions(
     pictures: Sequence[CaptionedPicture],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return tokens, lengths and counts, as in `KeptCaptions`, without a picture's repeated captions."""
+    """Return tokens, lengths and counts, as in `StoredCaptions`, without a picture's repeated captions."""
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
     lengths = np.array([len(caption) for caption in captions], np.uint16)

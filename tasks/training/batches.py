@@ -42,25 +42,25 @@ class Batch:
     `ResidentBatches`. tokens (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows
     of NULL. positions (N,) int64: the pictures' positions in the whole batch, of which this may be one process's part.
     is_padding: true if the whole batch had no picture left for this process; this batch then adds nothing to the loss
-    or the gradient. places, next_words (M,) int64: the positions that count, as `Decoder.forward` takes them, and the
-    words that follow there. rewards (N, R) float64: the captions' rewards, if training uses rewards; else empty.
+    or the gradient. token_indices, next_words (M,) int64: the words that count, as `Decoder.forward` takes them, and
+    the words that follow them. rewards (N, R) float64: the captions' rewards, if training uses rewards; else empty.
     """
 
     pictures: Tensor
     tokens: Tensor
     positions: Tensor
-    places: Tensor
+    token_indices: Tensor
     next_words: Tensor
     is_padding: bool = False
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     @classmethod
     def of(cls, pictures: Tensor, tokens: Tensor, positions: Tensor | None = None, is_padding: bool = False) -> Batch:
-        """Return the batch of tokens in the host's memory, with `places`. positions: by default 0, 1, ..."""
+        """Return the batch of tokens in the host's memory, with `token_indices`. positions: by default 0, 1, ..."""
         targets = tokens[:, :, 1:].flatten()
-        places = (targets != NULL).nonzero().squeeze(1)
+        token_indices = (targets != NULL).nonzero().squeeze(1)
         positions = torch.arange(len(tokens)) if positions is None else positions
-        return cls(pictures, tokens, positions, places, targets[places], is_padding)
+        return cls(pictures, tokens, positions, token_indices, targets[token_indices], is_padding)
 
     @property
     def words(self) -> Tensor:

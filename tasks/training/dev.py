@@ -100,10 +100,12 @@ def _forced(decoder: Decoder | Ensemble, grid: Tensor, captioned: Sequence[Capti
         batch = Batch.of(
             grid[first : first + len(part)], torch.from_numpy(padded([picture.tokens for picture in part]))
         )
-        words, places, targets = (tensor.to(grid.device) for tensor in (batch.words, batch.places, batch.next_words))
-        logits, _ = decoder(batch.pictures, words, places)
+        words, token_indices, targets = (
+            tensor.to(grid.device) for tensor in (batch.words, batch.token_indices, batch.next_words)
+        )
+        logits, _ = decoder(batch.pictures, words, token_indices)
         total += functional.cross_entropy(logits.float(), targets, reduction="sum")
-        number += len(places)
+        number += len(token_indices)
         first += len(part)
     return float(total), number
 

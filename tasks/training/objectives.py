@@ -103,11 +103,13 @@ class CrossEntropy:
             with autocast:
                 words = replace_with_sampled(model, batch, done * training.scheduled_sampling)
         with autocast:
-            logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), batch.places)
+            logits, read = model(
+                batch.pictures, replace_with_unknown(words, training.unknown_words), batch.token_indices
+            )
         entropy = cross_entropy(logits, targets, training.label_smoothing)
         divisor = whole.tokens if training.loss_mean == "tokens" else whole.captions
         loss = entropy / divisor
-        penalty = model.penalty(read, logits, targets, batch.places)
+        penalty = model.penalty(read, logits, targets, batch.token_indices)
         if penalty is not None:  # a mean over tokens
             loss = loss + penalty * (tokens / divisor)
         if training.doubly_stochastic:
@@ -151,11 +153,11 @@ def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
     the probability that a word is replaced.
     """
     words = batch.words
-    logits, _ = model(batch.pictures, words, batch.places)
+    logits, _ = model(batch.pictures, words, batch.token_indices)
     scores = logits.float()
     scores[:, : UNK + 1] = -torch.inf
     drawn = torch.multinomial(scores.softmax(dim=1), 1).squeeze(1)
-    sampled = torch.zeros_like(words).flatten().index_copy(0, batch.places, drawn).view(words.shape)
+    sampled = torch.zeros_like(words).flatten().index_copy(0, batch.token_indices, drawn).view(words.shape)
     shifted = functional.pad(sampled[:, :, :-1], (1, 0))  # a word predicted at step t is read at step t + 1
     replaced = (torch.rand(words.shape, device=words.device) < share) & (words > END) & (shifted > UNK)
     return torch.where(replaced, shifted, words)

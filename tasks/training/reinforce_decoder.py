@@ -92,8 +92,8 @@ class SelfCriticalLoss:
     def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         advantages = (batch.rewards - others_mean(batch.rewards)).float()
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            logits, _ = model(batch.pictures, batch.words, batch.places)
-        weights = advantages.flatten().index_select(0, batch.places // batch.words.shape[2])
+            logits, _ = model(batch.pictures, batch.words, batch.token_indices)
+        weights = advantages.flatten().index_select(0, batch.token_indices // batch.words.shape[2])
         loss = -(weights * log_likelihood(logits, batch.next_words)).sum()
         number = torch.ones_like(batch.rewards).sum()
         loss = loss / (whole.pictures * (self.config.samples * self.max_length))

@@ -33,7 +33,7 @@ from models.captioner import Captioner
 from models.confidence import FEATURES, Confidence
 from models.decoders import DECODERS
 from models.decoders.ensemble import make
-from models.neighbours import KeptCaptions, Memory
+from models.neighbours import Memory, StoredCaptions
 from models.ngrams import Frequencies
 from models.onnx.captioner import OnnxCaptioner
 from models.requests import answer
@@ -117,7 +117,7 @@ def some_memory(channels: int) -> Memory:
     captions = torch.randint(4, WORDS + 4, (60, 6)).numpy()
     captions[:, -1] = END
     frequencies = Frequencies.from_references(list(captions.reshape(20, 3, 6)))
-    kept = KeptCaptions.make(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
+    kept = StoredCaptions.make(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
     return replace(memory, captions=kept)
 
 
@@ -183,8 +183,8 @@ def same(one: BaseCaptioner, other: BaseCaptioner, grid: Grids, close: float = 1
         ]
         # The words of the caption have the probabilities that were told with it.
         every = [dict(place) for place in other.likely_words(part, said.tokens, WORDS)]
-        of_words = [place[token] for place, token in zip(every, said.tokens, strict=True)]
-        assert of_words == pytest.approx(said.token_probabilities, abs=close)
+        probabilities = [place[token] for place, token in zip(every, said.tokens, strict=True)]
+        assert probabilities == pytest.approx(said.token_probabilities, abs=close)
 
 
 def grids(count: int, side: int = 2) -> Grids:
@@ -391,9 +391,9 @@ def test_a_registered_captioner_says_the_same_on_both(everywhere: Path, photogra
     for one, other in zip(in_torch.caption(photographs), exported.caption(photographs), strict=True):
         assert (one.caption, one.error) == (other.caption, other.error)
     middle = float(np.median([item.confidence for item in in_torch.caption(photographs)])) + 1e-5
-    withheld = [model.caption(photographs, min_confidence=middle, otherwise="?") for model in (in_torch, exported)]
-    assert [item.caption for item in withheld[0]] == [item.caption for item in withheld[1]]
-    assert 0 < sum(item.caption == "?" for item in withheld[0]) < len(photographs)
+    withhold = [model.caption(photographs, min_confidence=middle, otherwise="?") for model in (in_torch, exported)]
+    assert [item.caption for item in withhold[0]] == [item.caption for item in withhold[1]]
+    assert 0 < sum(item.caption == "?" for item in withhold[0]) < len(photographs)
 
 
 @pytest.mark.slow

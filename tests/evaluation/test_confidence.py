@@ -17,7 +17,7 @@ from flows.commands.cli import app
 from models.captioner import Captioner
 from models.confidence import FEATURES, Confidence, features_of
 from models.neighbours import pool
-from models.search import Caption, decode, read
+from models.search import Caption, decode, teacher_force
 from tasks.captioner.bundle import make_captioner
 from tasks.config.schema import Config
 from tasks.evaluation.calibration import fit, halves, judge, why_not
@@ -155,8 +155,8 @@ def test_a_word_is_as_likely_as_the_search_found_it(workspace: Path) -> None:
     grid = captioner.grids([path.read_bytes() for path in pictures(workspace)[:5]])
     start = captioner.steps.start(grid.astype(np.float32))
     found = decode(captioner.steps, start, len(grid), captioner.decoding)
-    of_words, _ = read(captioner.steps, start, [[captions[0].with_end] for captions in found])
-    for result, captions, own in zip(captioner.from_grid(grid), found, of_words[:, 0], strict=True):
+    log_probabilities, _ = teacher_force(captioner.steps, start, [[captions[0].with_end] for captions in found])
+    for result, captions, own in zip(captioner.from_grid(grid), found, log_probabilities[:, 0], strict=True):
         assert float(own.sum()) == pytest.approx(captions[0].log_probability, abs=1e-4)
         assert result.token_probabilities == pytest.approx(np.exp(own[: len(result.tokens)]).tolist(), abs=1e-5)
 
@@ -174,9 +174,12 @@ def test_features_do_not_depend_on_the_other_pictures(workspace: Path) -> None:
 
     def features(rows: list[int]) -> Any:
         chosen = [captions[row] for row in rows]
-        of_words, _ = read(captioner.steps, captioner.steps.start(grid[rows]), [[tokens] for tokens in chosen])
+        log_probabilities, _ = teacher_force(
+            captioner.steps, captioner.steps.start(grid[rows]), [[tokens] for tokens in chosen]
+        )
         drawn = [
-            Caption(tokens, 0.0, False, own[0, : len(tokens)]) for tokens, own in zip(chosen, of_words, strict=True)
+            Caption(tokens, 0.0, False, own[0, : len(tokens)])
+            for tokens, own in zip(chosen, log_probabilities, strict=True)
         ]
         distances = memory.look_up(pool(grid[rows]), 1).distances
         return features_of(captioner.steps, blind, distances, np.zeros(len(rows), np.float32), drawn)

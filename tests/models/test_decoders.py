@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from models.attention import make_attention
 from models.decoders import DECODERS
-from models.decoders.base import Decoder, make, places_of
+from models.decoders.base import Decoder, make, valid_indices
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_steps(name: str, options: dict[str, Any]) ->
     decoder = decoder_of(name, options)
     grid, tokens = example()
     words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
-    logits, read = decoder(grid, words, places_of(valid))
+    logits, read = decoder(grid, words, valid_indices(valid))
     fast = gradients(decoder, logits, read.alphas, tokens)
     stepped, alphas = by_steps(decoder, grid, words)
     plain = gradients(decoder, stepped[valid], alphas, tokens)
@@ -124,7 +124,7 @@ def test_a_grid_presented_larger_is_the_pooled_grid(name: str, attention: str) -
     found = []
     for presented, kept in ((4, grid), (None, stored)):
         decoder = decoder_of(name, options | {"attention_grid": presented})
-        logits, read = decoder(kept, words, places_of(valid))
+        logits, read = decoder(kept, words, valid_indices(valid))
         assert read.alphas.shape[-1] == 16
         found.append({"alphas": read.alphas.detach(), **gradients(decoder, logits, read.alphas, tokens)})
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
@@ -136,14 +136,14 @@ def test_a_compiled_step_is_the_step(name: str) -> None:
     decoder = decoder_of(name)
     grid, tokens = example()
     words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
-    logits, read = decoder(grid, words, places_of(valid))
+    logits, read = decoder(grid, words, valid_indices(valid))
     plain = gradients(decoder, logits, read.alphas, tokens)
     prepare_compiler()
     decoder.compile_step(2, 3)
-    logits, read = decoder(grid, words, places_of(valid))
+    logits, read = decoder(grid, words, valid_indices(valid))
     torch.testing.assert_close(gradients(decoder, logits, read.alphas, tokens), plain, rtol=1e-4, atol=1e-6)
     # A batch of another shape is not compiled anew, and is right too.
-    alone, _ = decoder(grid[:1], words[:1], places_of(valid[:1]))
+    alone, _ = decoder(grid[:1], words[:1], valid_indices(valid[:1]))
     torch.testing.assert_close(alone, logits[: len(alone)], rtol=1e-4, atol=1e-6)
 
 
@@ -152,9 +152,9 @@ def test_rows_of_a_picture_are_independent(name: str, options: dict[str, Any]) -
     decoder = decoder_of(name, options)
     grid, tokens = example()
     valid = tokens[:, :, 1:] != NULL
-    together, _ = decoder(grid, tokens[:, :, :-1], places_of(valid))
+    together, _ = decoder(grid, tokens[:, :, :-1], valid_indices(valid))
     alone = [
-        decoder(grid[n : n + 1], tokens[n : n + 1, r : r + 1, :-1], places_of(valid[n : n + 1, r : r + 1]))[0]
+        decoder(grid[n : n + 1], tokens[n : n + 1, r : r + 1, :-1], valid_indices(valid[n : n + 1, r : r + 1]))[0]
         for n in range(2)
         for r in range(3)
     ]
@@ -166,7 +166,7 @@ def test_alphas_sum_to_one_over_the_grid(name: str) -> None:
     decoder = decoder_of(name)
     grid, tokens = example()
     valid = tokens[:, :, 1:] != NULL
-    _, read = decoder(grid, tokens[:, :, :-1], places_of(valid))
+    _, read = decoder(grid, tokens[:, :, :-1], valid_indices(valid))
     assert read.alphas.shape == (2, 3, 4, 6)
     sums = read.alphas.sum(dim=-1)
     torch.testing.assert_close(sums[valid], torch.ones_like(sums[valid]))
@@ -208,7 +208,7 @@ def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         made = attention.keys
         monkeypatch.setattr(attention, "keys", lambda a, made=made, calls=calls: (calls.append(1), made(a))[1])
         grid, tokens = example()
-        decoder(grid, tokens[:, :, :-1], places_of(tokens[:, :, 1:] != NULL))
+        decoder(grid, tokens[:, :, :-1], valid_indices(tokens[:, :, 1:] != NULL))
         assert calls == [1]
 
 
@@ -235,11 +235,11 @@ def test_null_positions_change_nothing(name: str) -> None:
         decoder.zero_grad()
         valid = ids[:, :, 1:] != NULL
         targets = ids[:, :, 1:][valid]
-        logits, read = decoder(grid, ids[:, :, :-1], places_of(valid))
+        logits, read = decoder(grid, ids[:, :, :-1], valid_indices(valid))
         loss = functional.cross_entropy(logits, targets)
         if decoder.attends:
             loss = loss + attention_penalty(read.alphas, valid)
-        own = decoder.penalty(read, logits, targets, places_of(valid))
+        own = decoder.penalty(read, logits, targets, valid_indices(valid))
         loss = loss if own is None else loss + own
         loss.backward()
         results.append([loss.detach(), *[p.grad.clone() for p in decoder.parameters() if p.grad is not None]])
@@ -266,9 +266,9 @@ def test_overfits_eight_captions_exactly(name: str, options: dict[str, Any]) -> 
     targets = tokens[:, :, 1:][valid]
     optimiser = torch.optim.Adam(decoder.parameters(), 0.02)
     for _ in range(160):
-        logits, read = decoder(grid, tokens[:, :, :-1], places_of(valid))
+        logits, read = decoder(grid, tokens[:, :, :-1], valid_indices(valid))
         loss = functional.cross_entropy(logits, targets)
-        own = decoder.penalty(read, logits, targets, places_of(valid))
+        own = decoder.penalty(read, logits, targets, valid_indices(valid))
         optimiser.zero_grad()
         (loss if own is None else loss + own).backward()
         optimiser.step()
@@ -282,8 +282,8 @@ def test_the_grid_matters(name: str) -> None:
     decoder = decoder_of(name)
     grid, tokens = example()
     valid = tokens[:, :, 1:] != NULL
-    first, _ = decoder(grid, tokens[:, :, :-1], places_of(valid))
-    other, _ = decoder(grid.flip(0), tokens[:, :, :-1], places_of(valid))
+    first, _ = decoder(grid, tokens[:, :, :-1], valid_indices(valid))
+    other, _ = decoder(grid.flip(0), tokens[:, :, :-1], valid_indices(valid))
     assert not torch.allclose(first, other)
 
 
@@ -313,7 +313,7 @@ def test_hard_attention_looks_at_one_place() -> None:
     grid, tokens = example()
     annotations = grid.flatten(1, 2)
     valid = tokens[:, :, 1:] != NULL
-    _, read = decoder(grid, tokens[:, :, :-1], places_of(valid))
+    _, read = decoder(grid, tokens[:, :, :-1], valid_indices(valid))
     for n, r, t in valid.nonzero().tolist():
         torch.testing.assert_close(read.context[n, r, t], annotations[n, read.alphas[n, r, t].argmax()])
 
@@ -345,7 +345,7 @@ def test_hard_attention_estimates_the_gradient_of_the_expected_likelihood() -> N
     total = torch.zeros_like(weight)
     draws, rounds = 60, 100  # of one picture, side by side: the penalty is their mean
     many = [tensor.expand(draws, *tensor.shape[1:]) for tensor in (grid, words, valid)]
-    many[2] = places_of(many[2])
+    many[2] = valid_indices(many[2])
     for _ in range(rounds):
         logits, read = decoder(*many)
         penalty = decoder.penalty(read, logits, targets.expand(draws), many[2])

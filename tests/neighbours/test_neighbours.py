@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.captioner import Captioner
-from models.neighbours import KeptCaptions, LookedUp, Memory, _greatest
+from models.neighbours import Memory, NearestPictures, StoredCaptions, _greatest
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
-from models.ranking import ANY_LENGTH, Consulted, Copy, consult, support_of, weights_of
+from models.ranking import ANY_LENGTH, Copy, NeighbourOpinion, consult, support_of, weights_of
 from models.requests import answer
 from models.search import Caption
 from models.vocabulary import END, UNK, Vocabulary
@@ -55,9 +55,9 @@ def remembered(count: int, per_picture: int = 3, seed: int = 0, channels: int = 
     return replace(memory, captions=kept(captions)), captions
 
 
-def kept(captions: list[list[Any]]) -> KeptCaptions:
+def kept(captions: list[list[Any]]) -> StoredCaptions:
     flat = [caption for own in captions for caption in own]
-    return KeptCaptions.make(
+    return StoredCaptions.make(
         np.array([token for caption in flat for token in caption], np.uint16),
         np.array([len(caption) for caption in flat], np.uint16),
         np.array([len(own) for own in captions], np.uint16),
@@ -154,7 +154,7 @@ def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
     shared = [10, 11, 12, 13, END]
     captions = [[shared, [20, 21, END]], [[10, 11, 12, 14, END]], [[10, 11, 15, 13, END]], [[10, 11, 12, UNK, END]]]
     captions += [[[30 + number, 31, 32]] for number in range(4)]  # cut
-    near = LookedUp(np.arange(8)[None], np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
+    near = NearestPictures(np.arange(8)[None], np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
     (said,) = consult(kept(captions), near, [[]], 10.0)
     assert said.copy is not None and said.copy.tokens == shared and said.copy.similarity > 0
     # A caption's likeness to itself is none to others.
@@ -168,7 +168,7 @@ def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
 
 def test_captions_are_ranked_by_likelihood_and_similarity() -> None:
     captions = [Caption([5], -2.0, True), Caption([6], -4.0, True), Caption([7], -2.0, True)]
-    said = Consulted(np.arange(2), np.ones(2, np.float32), np.array([0.0, 0.2, 0.0]), Copy([8, END], 0.3))
+    said = NeighbourOpinion(np.arange(2), np.ones(2, np.float32), np.array([0.0, 0.2, 0.0]), Copy([8, END], 0.3))
     assert said.order(captions, 0.0) == [0, 2, 1]  # of equals, in their order
     assert said.order(captions, 16.0) == [1, 0, 2]
     assert said.copy_instead(1, None) is None and said.copy_instead(1, 2.0) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from models.decoders.base import make, places_of
+from models.decoders.base import make, valid_indices
 from models.vocabulary import NULL, START, UNK
 from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
@@ -30,7 +30,7 @@ def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
         decoder.head.get_parameter("weight").mul_(1e4)
     mixed = replace_with_sampled(decoder, batch, 1.0)
     everywhere = torch.ones_like(batch.words, dtype=torch.bool)
-    logits, _ = decoder(grid, batch.words, places_of(everywhere))
+    logits, _ = decoder(grid, batch.words, valid_indices(everywhere))
     logits[:, : UNK + 1] = -torch.inf
     likeliest = logits.argmax(dim=1).view(batch.words.shape)
     replaced = mixed != batch.words
@@ -77,7 +77,7 @@ def test_the_loss_is_a_mean_over_tokens_or_over_captions(mean: Literal["tokens",
     found.loss.backward()
     ours = [weight.grad.clone() for weight in decoder.parameters() if weight.grad is not None]
     decoder.zero_grad()
-    logits, _ = decoder(grid, batch.words, places_of(torch.ones_like(batch.words, dtype=torch.bool)))
+    logits, _ = decoder(grid, batch.words, valid_indices(torch.ones_like(batch.words, dtype=torch.bool)))
     total = functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=NULL, reduction="sum")
     expected = total / ((batch.targets != NULL).sum() if mean == "tokens" else batch.valid.any(dim=2).sum())
     expected.backward()
