@@ -48,21 +48,21 @@ def planned_run(
         yield plan
 
 
-def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
+def savings_message(statuses: list[Status], artifacts: Mapping[str, Artifact]) -> str:
     """Return a message about the work that a run did not repeat: pictures extracted earlier, and time of fresh stages.
 
-    Empty if the run repeated everything. before: the statuses when the run began. made: the artifacts when it ended, by
+    Empty if the run repeated everything. statuses: the statuses when the run began. artifacts: those when it ended, by
     kind.
     """
-    fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
+    fresh = [status.artifact for status in statuses if status.fresh and status.artifact is not None]
     seconds = sum(artifact.ledger.seconds for artifact in fresh)
     pictures = 0
-    if "extract" in made:
-        counts = made["extract"].ledger.counts
-        extract_ran = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
+    if "extract" in artifacts:
+        counts = artifacts["extract"].ledger.counts
+        extract_ran = all(artifact.ledger.key != artifacts["extract"].ledger.key for artifact in fresh)
         pictures = int(counts["grids"] - (counts["extracted"] if extract_ran else 0))
     if not pictures and seconds < 1:
         return ""
-    told = [f"{pictures:,} pictures not extracted again"] if pictures else []
-    told += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
-    return f"saved: {', '.join(told)}"
+    savings = [f"{pictures:,} pictures not extracted again"] if pictures else []
+    savings += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
+    return f"saved: {', '.join(savings)}"

@@ -164,8 +164,8 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
     faults = {**headers, **pixels}
     verdict.add(kind, "pictures", (f"{path}: {reason}" for path, reason in faults.items()))
     if faults and share <= allowed:
-        told = f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"
-        verdict.add("warning", "pictures", [told])
+        message = f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"
+        verdict.add("warning", "pictures", [message])
     verdict.add("warning", "pictures", (f"{path}: {reason}" for path, reason in one_colour.items()))
 
 

@@ -27,7 +27,7 @@ ANY_LENGTH = range(2**31)
 
 
 class Copy(NamedTuple):
-    """A caption of a similar training picture: its token ids, including END, and its similarity: see `NeighbourOpinion`."""
+    """A caption of a similar training picture: its token ids, including END, and similarity: see `NeighbourOpinion`."""
 
     tokens: list[int]
     similarity: float

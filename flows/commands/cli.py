@@ -297,7 +297,7 @@ def _run(
 
     config: the config of `preset` and `overrides`.
     """
-    from flows.commands.story import tell_beginning, tell_end
+    from flows.commands.story import print_beginning, print_end
     from flows.operations.local_run import run as run_stages
     from flows.operations.metrics import measured
     from flows.planned_run import planned_run, savings_message
@@ -309,7 +309,7 @@ def _run(
         ):
             before = plan.statuses
             if not quiet:
-                tell_beginning(config, plan.by_kind)
+                print_beginning(config, plan.by_kind)
                 _print_plan(before)
             if not plan.fresh:
                 from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
@@ -331,7 +331,7 @@ def _run(
     if not quiet:
         saved = savings_message(before, plan.by_kind)
         typer.echo(f"up to date{f'; {saved}' if saved else ''}")
-        tell_end(config, plan.by_kind, again("run", preset, overrides))
+        print_end(config, plan.by_kind, again("run", preset, overrides))
     return plan
 
 

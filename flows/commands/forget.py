@@ -34,17 +34,17 @@ def forget(
     if is_locked(opened.root):
         raise AttendError(f"{opened.root}: Prefect's server is running: `attend down` first, then `attend up`")
     with exclusive_session(opened, "forget"):
-        wanted = traces.photographs(opened, photographs)
-        found = traces.traces(opened, wanted, versions)
-        for digest, names in wanted.items():
+        names_by_digest = traces.photographs(opened, photographs)
+        all_traces = traces.traces(opened, names_by_digest, versions)
+        for digest, names in names_by_digest.items():
             typer.echo(f"{digest}  {', '.join(sorted(names)) or 'no name is known'}")
-        for line in found.lines(opened.root):
+        for line in all_traces.lines(opened.root):
             typer.echo(f"  {line}")
         if yes:
-            traces.remove(opened, wanted, found)
-        left = traces.places_left(opened, wanted) if yes else []
+            traces.remove(opened, names_by_digest, all_traces)
+        remaining = traces.remaining_files(opened, names_by_digest) if yes else []
     typer.echo("removed" if yes else "would be removed: add --yes")
-    for line in (*traces.stays(found), *traces.not_looked_at(opened.root, wanted)):
+    for line in (*traces.stays(all_traces), *traces.not_searched(opened.root, names_by_digest)):
         typer.echo(line)
-    for place in left:
-        typer.echo(f"still there: {place}")
+    for file in remaining:
+        typer.echo(f"still there: {file}")

@@ -39,7 +39,7 @@ _NEW = 0.5  # warn if train lacks a larger share of the words of held-out captio
 _HELD_OUT = 45  # pictures of a test split; replacing a champion needs 30, and chance may leave fewer than intended
 # Adapter that reads the files of a known captioner -> that captioner's preset; for the others it is USUAL.
 _PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
-_UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed
+_NOT_PRINTED = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed
 _LINES = 3  # sample rows
 _KINDS = 3  # kinds of invalid rows printed
 _KNOWN = 0.5  # warn if a captioner knows a smaller share of the words
@@ -107,38 +107,38 @@ def init(
         options["near_duplicates"] = "together"
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
         read = adapter.model_validate(options)
-        found = survey(read, Path(folder) / "pictures", Path(folder) / "digests.sqlite")
-        if len(found.rows) < _FEWEST:
+        contents = survey(read, Path(folder) / "pictures", Path(folder) / "digests.sqlite")
+        if len(contents.rows) < _FEWEST:
             raise AttendError(
-                f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
+                f"{data}: {counted(len(contents.rows), 'captioned picture')}: too few to train, validate and test on: "
                 f"{_FEWEST} is the minimum, and captions that read well need some thousands"
-                + "".join(f"; {named(line)}" for line in _left_out(found.faults))
+                + "".join(f"; {named(line)}" for line in _left_out(contents.faults))
             )
-    if not divides((row.split for row in found.rows), read):
+    if not divides((row.split for row in contents.rows), read):
         options.pop("near_duplicates", None)
-    shares = {} if any(row.split is not None for row in found.rows) else _shares(len(found.rows))
+    shares = {} if any(row.split is not None for row in contents.rows) else _shares(len(contents.rows))
     options |= shares
-    if shares and found.splits is not None:
-        found = found.divided(adapter.model_validate(options))
+    if shares and contents.splits is not None:
+        contents = contents.divided(adapter.model_validate(options))
     alike = 0
-    if _empty_splits(found) and options.pop("near_duplicates", None):
-        alike = sum(map(len, found.alike or []))
-        found = found.divided(adapter.model_validate(options))
-    if empty := _empty_splits(found):
+    if _empty_splits(contents) and options.pop("near_duplicates", None):
+        alike = sum(map(len, contents.alike or []))
+        contents = contents.divided(adapter.model_validate(options))
+    if empty := _empty_splits(contents):
         raise AttendError(
-            f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
+            f"{data}: of its {len(contents.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
             "or folders that say the split of each (train, validation, test)"
         )
-    _tell_how(options, unread, [named(note) for note in notes], shares)
-    _tell(found, shares, _unused(data, found), named, started is not None)
+    _print_format(options, unread, [named(note) for note in notes], shares)
+    _print_contents(contents, shares, _unused(data, contents), named, started is not None)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
-        config_text(name, preset, _relative(options, path), _reviewed(read, path), grids, found, started),
+        config_text(name, preset, _relative(options, path), _reviewed(read, path), grids, contents, started),
         encoding="utf-8",
     )
     if started is not None:
-        _tell_start(started, found)
+        _print_start(started, contents)
     elif is_downloaded(grids["weights"]) and not adapter.has_grids:
         typer.echo(
             "  the backbone's weights are downloaded once, by the first run; without a network: attend init "
@@ -196,16 +196,16 @@ def _grids_of(
     return {**named, "weights": weights if file is None else str(file.absolute())}
 
 
-def _tell_start(started: Started, found: Survey) -> None:
+def _print_start(started: Started, survey: Survey) -> None:
     """Print the captioner that training starts from, and the share of the words that it knows."""
     from tasks.data.survey import rough_words
 
-    known = set(json.loads((started.point.folder / VOCABULARY).read_text(encoding="utf-8"))["words"])
-    words = [word for row in found.of_split("train") for text in row.captions for word in rough_words(text)]
-    share = sum(word in known for word in words) / max(len(words), 1)
+    vocabulary = set(json.loads((started.point.folder / VOCABULARY).read_text(encoding="utf-8"))["words"])
+    words = [word for row in survey.of_split("train") for text in row.captions for word in rough_words(text)]
+    share = sum(word in vocabulary for word in words) / max(len(words), 1)
     typer.echo(
         f"  training starts from {started.point.address}, which knows {share:.0%} of the words of these captions and "
-        f"{len(known):,} in all"
+        f"{len(vocabulary):,} in all"
     )
     if share < _KNOWN:
         typer.secho(
@@ -215,14 +215,14 @@ def _tell_start(started: Started, found: Survey) -> None:
         )
 
 
-def _unused(data: Path, found: Survey) -> list[str]:
+def _unused(data: Path, survey: Survey) -> list[str]:
     """Return the pictures below a folder that no row names; empty if `data` is a file."""
     from tasks.datasets.base import find_pictures
 
     folder = data.expanduser().absolute()
     if not folder.is_dir():
         return []
-    used = {path.absolute() for path in found.paths.values()}
+    used = {path.absolute() for path in survey.paths.values()}
     return [picture.name for picture in find_pictures(folder) if folder / picture.name not in used]
 
 
@@ -250,9 +250,9 @@ def _shares(pictures: int) -> dict[str, float]:
     return {} if share == 0.1 else {"dev_share": share, "test_share": share}
 
 
-def _empty_splits(found: Survey) -> list[str]:
+def _empty_splits(survey: Survey) -> list[str]:
     """Return the splits that need pictures and have none."""
-    return [] if found.splits is None else [split for split in ("train", "dev") if split not in found.sizes]
+    return [] if survey.splits is None else [split for split in ("train", "dev") if split not in survey.sizes]
 
 
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
@@ -274,12 +274,12 @@ def _shown(value: object) -> str:
     return repr(value) if value is None or not str(value).isprintable() else str(value)
 
 
-def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shares: dict[str, float]) -> None:
+def _print_format(options: dict[str, Any], unread: list[str], notes: list[str], shares: dict[str, float]) -> None:
     """Print how the data are read, and which files are not read. shares: of dev and test, printed elsewhere."""
     for note in notes:
         typer.secho(note, fg="yellow")
     for source in options.get("sources", {"": options}).values():
-        form = [f"{field} {_shown(value)}" for field, value in source.items() if field not in (*_UNTOLD, *shares)]
+        form = [f"{field} {_shown(value)}" for field, value in source.items() if field not in (*_NOT_PRINTED, *shares)]
         typer.echo(f"{source['path']}: read as {', '.join([source['adapter'], *form])}")
     for line in unread[:_LISTED]:
         typer.echo(f"not read: {line}")
@@ -287,30 +287,30 @@ def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shar
         typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
 
 
-def _tell(
-    found: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str], is_started: bool
+def _print_contents(
+    survey: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str], is_started: bool
 ) -> None:
     """Print the contents of a data set.
 
     shares: of dev and test, if they are not the usual tenth. without: pictures without a caption. named: renames the
     settings in a message to those of the config. is_started: whether training starts from a captioner.
     """
-    rows = found.rows
-    each = found.captions / len(rows)
-    more = "" if found.whole else " (the first; there are more)"
-    different = "" if found.distinct == len(rows) else f" ({found.distinct:,} different: some are the same file twice)"
+    rows = survey.rows
+    each = survey.captions / len(rows)
+    more = "" if survey.whole else " (the first; there are more)"
+    note = "" if survey.distinct == len(rows) else f" ({survey.distinct:,} different: some are the same file twice)"
     typer.echo(
-        f"  {counted(len(rows), 'picture')}{different} with {counted(found.captions, 'caption')}, {each:.1f} each{more}"
+        f"  {counted(len(rows), 'picture')}{note} with {counted(survey.captions, 'caption')}, {each:.1f} each{more}"
     )
-    sizes = counted_by_split(found.sizes)
-    if not found.whole:
+    sizes = counted_by_split(survey.sizes)
+    if not survey.whole:
         typer.echo("  how all of them are divided is known once the first run has unpacked them")
     elif sizes:
         of_few = f" ({shares['dev_share']:.0%} for dev and for test, as they are few)" if shares else ""
-        typer.echo(f"  {found.note}{of_few}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
+        typer.echo(f"  {survey.note}{of_few}: {sizes}" if survey.note else f"  {sizes}, as the data set divides them")
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
-        others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
-        typer.echo(f"    {row.name}: {shortened(row.captions[0], 70)!r}{others}")
+        more_captions = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
+        typer.echo(f"    {row.name}: {shortened(row.captions[0], 70)!r}{more_captions}")
     if without:
         folders = Counter(Path(name).parent.as_posix() for name in without)
         shown = ", ".join(f"{number:,} in {folder}/" for folder, number in folders.most_common(_LISTED))
@@ -323,9 +323,9 @@ def _tell(
             "  attend init --from models:/NAME@champion, or a folder\n"
             "  where there is none, `attend run base` makes one of COCO or Flickr30k, once: docs/few-photographs.md"
         )
-    for line in _of_captions(found):
+    for line in _caption_notes(survey):
         typer.echo(f"  {line}")
-    for line in _left_out(found.faults):
+    for line in _left_out(survey.faults):
         typer.echo(f"  {named(line)}")
 
 
@@ -334,21 +334,21 @@ def _left_out(faults: list[str]) -> Iterator[str]:
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         kinds.setdefault(kind_of(fault), []).append(fault)
-    for own in sorted(kinds.values(), key=len, reverse=True)[:_KINDS]:
-        yield f"{counted(len(own), 'invalid row')} left out, such as: {own[0]}"
+    for faults_of_kind in sorted(kinds.values(), key=len, reverse=True)[:_KINDS]:
+        yield f"{counted(len(faults_of_kind), 'invalid row')} left out, such as: {faults_of_kind[0]}"
     if len(kinds) > _KINDS:
         yield f"{len(kinds) - _KINDS} more kinds of invalid rows, which `attend check` lists"
 
 
-def _of_captions(found: Survey) -> Iterator[str]:
+def _caption_notes(survey: Survey) -> Iterator[str]:
     """Yield notes on the captions: unknown words, symbols, several captions in a text, and markup."""
     from tasks.data.caption_text import markup, several_in_one, unknown_share
     from tasks.data.survey import rough_words
 
     texts = {
-        split: [text for row in found.of_split(split) for text in row.captions] for split in ("train", "dev", "test")
+        split: [text for row in survey.of_split(split) for text in row.captions] for split in ("train", "dev", "test")
     }
-    for split in ("dev", "test") if found.splits is not None else ():
+    for split in ("dev", "test") if survey.splits is not None else ():
         unknown = unknown_share(texts["train"], texts[split], 1, rough_words)
         if unknown > _NEW:
             yield (
@@ -357,8 +357,8 @@ def _of_captions(found: Survey) -> Iterator[str]:
             )
     if are_symbols(" ".join(texts["train"][:SAMPLE]).split()):
         yield "many words are symbols: the tokeniser whitespace keeps them (captions.tokeniser)"
-    yield from several_in_one(found.rows)
-    tags = markup(text for row in found.rows for text in row.captions)
+    yield from several_in_one(survey.rows)
+    tags = markup(text for row in survey.rows for text in row.captions)
     if tags:
         shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))
         yield f"markup in captions, which a model learns to say: {shown}: remove it"

@@ -66,7 +66,7 @@ def config_text(
     options: dict[str, Any],
     reviewed: Reviewed | None,
     grids: Mapping[str, Any],
-    found: Survey,
+    survey: Survey,
     started: Started | None,
 ) -> str:
     """Return the config as commented YAML.
@@ -92,27 +92,27 @@ def config_text(
         ),
         *_settings({field: value for field, value in options.items() if field in OF_THE_WHOLE}, "  "),
     ]
-    if found.faults:
+    if survey.faults:
         lines.append(
-            f"  on_error: skip  # {counted(len(found.faults), 'row')} not valid: `attend check` lists them; or: stop"
+            f"  on_error: skip  # {counted(len(survey.faults), 'row')} not valid: `attend check` lists them; or: stop"
         )
     if started is not None:
-        lines += _settings_after_start(found, started)
+        lines += _settings_after_start(survey, started)
     elif options["adapter"] == "arrays":
         lines += ["grids:", f"  backbone: imported\n  weights: {_scalar(f'imported:{name}')}", "decoder:"]
         lines += ["  pca_dim: null  # the grids' own channels"]
     else:
-        where = "  # downloaded once; or a file" if is_downloaded(grids["weights"]) else ""
-        others = {field: value for field, value in grids.items() if field != "weights"}
-        lines += ["grids:", *_settings(others, "  "), f"  weights: {_scalar(grids['weights'])}{where}"]
+        comment = "  # downloaded once; or a file" if is_downloaded(grids["weights"]) else ""
+        settings = {field: value for field, value in grids.items() if field != "weights"}
+        lines += ["grids:", *_settings(settings, "  "), f"  weights: {_scalar(grids['weights'])}{comment}"]
     if preset == USUAL and started is None:
-        lines += _settings_by_size(found)
-    elif started is None and "test" in found.sizes:
+        lines += _settings_by_size(survey)
+    elif started is None and "test" in survey.sizes:
         lines += ["evaluation:", "  split: test"]
     lines += ["registry:", f"  promote_on: cider  # {_WHY_CIDER}"]
     if preset == USUAL:
         runtimes = "[torch, onnx]" if _has_gpu() else "[onnx, torch]"
-        lines += [f"  runtimes: {runtimes}  # {_WHY_RUNTIMES}", *_gates(found)]
+        lines += [f"  runtimes: {runtimes}  # {_WHY_RUNTIMES}", *_gates(survey)]
     return "\n".join(lines) + "\n"
 
 
@@ -143,15 +143,15 @@ def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None
     return lines
 
 
-def _settings_after_start(found: Survey, started: Started) -> list[str]:
+def _settings_after_start(survey: Survey, started: Started) -> list[str]:
     """Return the sections for training that starts from a captioner and keeps its words and memory."""
     from tasks.data.survey import rough_words
 
-    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
-    own, before = _length(captions)[0], int(started.point.sections()["captions"]["max_tokens"])
-    max_tokens = max(own, before)
-    steps = max(1, len(found.of_split("train")) // _START_BATCH)  # of an epoch
-    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    captions = [rough_words(caption) for row in survey.of_split("train") for caption in row.captions]
+    length, before = _length(captions)[0], int(started.point.sections()["captions"]["max_tokens"])
+    max_tokens = max(length, before)
+    steps = max(1, len(survey.of_split("train")) // _START_BATCH)  # of an epoch
+    evaluated = "test" if survey.splits is None or "test" in survey.sizes else "dev"
     lines = ["training:", f"  start_from: {_scalar(started.start_from)}"]
     if started.start_store is not None:
         lines.append(f"  start_store: {_scalar(started.start_store)}")
@@ -175,25 +175,25 @@ def _settings_after_start(found: Survey, started: Started) -> list[str]:
     return lines
 
 
-def _settings_by_size(found: Survey) -> list[str]:
+def _settings_by_size(survey: Survey) -> list[str]:
     """Return the sections that adapt the usual preset to the number and the words of the captions."""
     from models.vocabulary import SPACELESS
     from tasks.data.survey import rough_words
 
-    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
-    texts = " ".join(caption for row in found.rows[:SAMPLE] for caption in row.captions)
+    captions = [rough_words(caption) for row in survey.of_split("train") for caption in row.captions]
+    texts = " ".join(caption for row in survey.rows[:SAMPLE] for caption in row.captions)
     is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
     min_count, words, unknown = _vocabulary(captions)
     is_of_symbols = are_symbols(texts.split())
     max_tokens, longer = _length(captions)
-    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    evaluated = "test" if survey.splits is None or "test" in survey.sizes else "dev"
     return [
         "captions:",
         *(["  tokeniser: characters  # words are written without spaces between them"] if is_spaceless else []),
         *(["  tokeniser: whitespace  # many words are symbols, which other tokenisers drop"] if is_of_symbols else []),
         f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
         f"  max_tokens: {max_tokens}  # about {longer:.0%} of the captions are longer, and cut",
-        *_training(len(captions), len(found.of_split("train"))),
+        *_training(len(captions), len(survey.of_split("train"))),
         "evaluation:",
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
         f"  max_length: {max_tokens + 1}",
@@ -207,9 +207,9 @@ def are_symbols(words: list[str]) -> bool:
     return len(marks) > _SYMBOLS * len(words)
 
 
-def _gates(found: Survey) -> list[str]:
+def _gates(survey: Survey) -> list[str]:
     """Return the gates of `registry` if there are enough held-out pictures for them, with comments."""
-    held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
+    held_out = survey.sizes.get("test") or survey.sizes.get("dev") or 0
     lines = []
     if held_out >= _JUDGED:
         lines += [

@@ -58,11 +58,11 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
 
     config = load(preset, ["data.path=.", *overrides] if preset in presets() else overrides)
     try:
-        made = Plan(build_pipeline(config)).update().by_kind
+        artifacts = Plan(build_pipeline(config)).update().by_kind
     except AttendError:  # the data set need not exist
-        made = {}
+        artifacts = {}
     if words is None:
-        words = len(read_vocabulary(made["tensorise"].path)) if "tensorise" in made else 5_000
+        words = len(read_vocabulary(artifacts["tensorise"].path)) if "tensorise" in artifacts else 5_000
     if config.grids.backbone == IMPORTED:
         raise AttendError(f"{preset}: the grids are imported, and without a backbone their shape is not known here")
     photograph = torch.zeros(1, 3, config.grids.image_size, config.grids.image_size)
@@ -101,8 +101,8 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
 def _show_decoder(name: str, decoder: Decoder | Ensemble, grid: Any, depth: int) -> None:
     import torch
 
-    read = torch.ones(1, _CAPTIONS, _WORDS, dtype=torch.int64)
-    _show(f"decoder {name}", decoder, [grid, read, torch.arange(read.numel())], depth)
+    tokens = torch.ones(1, _CAPTIONS, _WORDS, dtype=torch.int64)
+    _show(f"decoder {name}", decoder, [grid, tokens, torch.arange(tokens.numel())], depth)
 
 
 def _show(title: str, module: Any, inputs: list[Any], depth: int) -> None:

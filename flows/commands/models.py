@@ -62,11 +62,11 @@ def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_j
     """Show the model card of a version, with its data, training and scores."""
     from tasks.mlflow_store.catalogue import one_version
 
-    found = one_version(workspace, version)
+    entry = one_version(workspace, version)
     if as_json:
-        print_json(vars(found))
+        print_json(vars(entry))
         return
-    typer.echo(f"{found.address}  {', '.join(found.aliases)}  {found.created}\n\n{found.card}")
+    typer.echo(f"{entry.address}  {', '.join(entry.aliases)}  {entry.created}\n\n{entry.card}")
 
 
 @app.command()
@@ -104,32 +104,34 @@ def compare(
     addresses, settings = [item for item in versions if "=" not in item], [item for item in versions if "=" in item]
     config = _config(on, settings or None, workspace)
     page = None if page is None else page.expanduser().absolute()
-    found = compare_versions(workspace, addresses, config, page)
-    first, *others = found.names
+    result = compare_versions(workspace, addresses, config, page)
+    first, *others = result.names
     if as_json:
         scores = [
             {"version": name, "against_first": [vars(score) for score in item.scores]}
-            for name, item in zip(others, found.against_first, strict=True)
+            for name, item in zip(others, result.against_first, strict=True)
         ]
-        said = [
-            {"digest": digest, "captions": [" ".join(one.caption) for one in own]}
-            for digest, own in found.captions.items()
+        output = [
+            {"digest": digest, "captions": [" ".join(one.caption) for one in items]}
+            for digest, items in result.captions.items()
         ]
-        print_json({"versions": found.names, "scores": scores, "captions": said})
+        print_json({"versions": result.names, "scores": scores, "captions": output})
         return
-    width = max(map(len, found.names)) + 2
+    width = max(map(len, result.names)) + 2
     typer.echo(f"in brackets: the 95 % interval of the difference from {first}")
-    for scores_ in zip(*(item.scores for item in found.against_first), strict=True):
+    for scores_ in zip(*(item.scores for item in result.against_first), strict=True):
         typer.echo(f"{scores_[0].score}\n  {first:<{width}}{scores_[0].first:6.2f}")
         for name, score in zip(others, scores_, strict=True):
             low, high = score.interval
             gain = f"{score.second - score.first:+.2f}  ({low:+.2f} to {high:+.2f})"
             typer.echo(f"  {name:<{width}}{score.second:6.2f}  {gain}  better in {score.better:.1%} of resamples")
-    differ = {digest: own for digest, own in found.captions.items() if len({" ".join(one.caption) for one in own}) > 1}
-    typer.echo(f"{counted(len(found.captions), 'picture')}; the captions of {len(differ):,} differ")
-    for digest, own in list(differ.items())[:captions]:
-        typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(own[0].references[0])}")
-        for name, one in zip(found.names, own, strict=True):
+    differ = {
+        digest: items for digest, items in result.captions.items() if len({" ".join(one.caption) for one in items}) > 1
+    }
+    typer.echo(f"{counted(len(result.captions), 'picture')}; the captions of {len(differ):,} differ")
+    for digest, items in list(differ.items())[:captions]:
+        typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(items[0].references[0])}")
+        for name, one in zip(result.names, items, strict=True):
             typer.echo(f"  {name:<{width}}{' '.join(one.caption)}")
     if page is not None:
         typer.echo(f"page: {page}")

@@ -51,7 +51,7 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
         raise AttendError("--keep-versions: MLFLOW_TRACKING_URI names another store: remove versions there")
     client = tracking.connect(workspace, must_exist=True)
     youngest = (time.time() - days * _DAY) * 1000
-    kept: list[ModelVersion] = []
+    recent: list[ModelVersion] = []
     old: list[ModelVersion] = []
     for model in registered_models(client):
         registered = client.get_registered_model(model.name)
@@ -60,10 +60,10 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
         aliased = {str(version) for version in registered.aliases.values()}
         for version in versions:
             stays = number(version) in aliased or version in last or version.creation_timestamp > youngest
-            (kept if stays or CHAMPIONS not in registered.tags else old).append(version)
+            (recent if stays or CHAMPIONS not in registered.tags else old).append(version)
     # A version may be copied to another model, which then shares its runs and files.
-    models = {logged_model_of(client, version) for version in kept}
-    runs = {version.run_id for version in kept}
+    models = {logged_model_of(client, version) for version in recent}
+    runs = {version.run_id for version in recent}
     free = [version for version in old if logged_model_of(client, version) not in models]
     return [_with_files(client, version, runs, workspace) for version in free if version.run_id is not None]
 

@@ -75,8 +75,8 @@ ConfigWorkspace = Annotated[
 
 def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None) -> list[str]:
     """Return overrides of a config, with its workspace if one is given."""
-    place = [] if workspace is None else [f"machine.workspace={json.dumps(str(workspace))}"]
-    return [*(overrides or []), *place]
+    setting = [] if workspace is None else [f"machine.workspace={json.dumps(str(workspace))}"]
+    return [*(overrides or []), *setting]
 
 
 def program() -> str:

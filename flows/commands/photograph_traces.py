@@ -74,24 +74,24 @@ class Traces:
             yield f"{ANSWERS_FILE}: {counted(self.answers, 'answer')}"
 
 
-def photographs(workspace: Workspace, given: Sequence[str]) -> dict[str, set[str]]:
+def photographs(workspace: Workspace, references: Sequence[str]) -> dict[str, set[str]]:
     """Return digest -> names of the photographs given by digests, files, or names in the data sets.
 
     Raises AttendError for an unknown photograph, an ambiguous name, and one that the latest run of a config still read.
     """
-    known: dict[str, set[str]] = {}
+    names_by_digest: dict[str, set[str]] = {}
     for manifest in (workspace.root / "artifacts" / "ingest").glob(f"*/{MANIFEST}"):
         for row in pq.read_table(manifest, columns=["digest", "name"]).to_pylist():
-            known.setdefault(row["digest"], set()).add(row["name"])
+            names_by_digest.setdefault(row["digest"], set()).add(row["name"])
     runs = sorted((workspace.root / "runs").glob("*.json"))
     still_read = {run.stem: _read_by(workspace, run) for run in runs}
-    found: dict[str, set[str]] = {}
-    for item in given:
-        digests = _meant(item, known)
+    matched: dict[str, set[str]] = {}
+    for item in references:
+        digests = _digests_of(item, names_by_digest)
         if not digests:
             raise AttendError(f"{item}: no photograph of this name or file is known in {workspace.root}")
         if len(digests) > 1:
-            listed = ", ".join(f"{digest} ({', '.join(sorted(known[digest]))})" for digest in sorted(digests))
+            listed = ", ".join(f"{digest} ({', '.join(sorted(names_by_digest[digest]))})" for digest in sorted(digests))
             raise AttendError(f"{item}: is the name of {len(digests)} photographs: give the digest of one: {listed}")
         (digest,) = digests
         for run, read in still_read.items():
@@ -100,18 +100,19 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> dict[str, set[str
                     f"{item}: the latest run of {run} read it: delete it and its captions, and run {run} again; or, if "
                     f"{run} is no longer used, `attend workspace prune --forget {run} --yes`"
                 )
-        found[digest] = known.get(digest, set())
-    return found
+        matched[digest] = names_by_digest.get(digest, set())
+    return matched
 
 
-def _meant(item: str, known: Mapping[str, set[str]]) -> set[str]:
+def _digests_of(item: str, names_by_digest: Mapping[str, set[str]]) -> set[str]:
     """Return the digests of the photographs that a digest, a name or a file refers to."""
     if _DIGEST.fullmatch(item):
         return {item}
     path = Path(item).expanduser()
-    own = {digest for digest, names in known.items() if item in names}
-    own = own or ({digest_of_file(path)} & known.keys() if path.is_file() else set())
-    return own or {digest for digest, names in known.items() if any(name.endswith(f"/{item}") for name in names)}
+    digests = {digest for digest, names in names_by_digest.items() if item in names}
+    digests = digests or ({digest_of_file(path)} & names_by_digest.keys() if path.is_file() else set())
+    ending = f"/{item}"
+    return digests or {key for key, names in names_by_digest.items() if any(name.endswith(ending) for name in names)}
 
 
 def _read_by(workspace: Workspace, run: Path) -> set[str]:
@@ -124,62 +125,63 @@ def _read_by(workspace: Workspace, run: Path) -> set[str]:
     return set(pq.read_table(manifest, columns=["digest"])["digest"].to_pylist())
 
 
-def traces(workspace: Workspace, wanted: _Photographs, all_versions: bool) -> Traces:
+def traces(workspace: Workspace, names_by_digest: _Photographs, all_versions: bool) -> Traces:
     """Return the traces of photographs in a workspace. all_versions: whether to remove versions with an alias too.
 
     Raises AttendError if there are none. The caller must be alone in the workspace.
     """
     root = workspace.root
-    artifacts = _artifacts(workspace, wanted)
-    grids = list(_compactions(workspace, wanted))
-    rows = {path: number for path, number in change_rows(root, wanted, delete=False).items() if number}
-    answers = sum(_is_about(line, wanted) for line in _answers(root / ANSWERS_FILE))
-    stored = StoredTraces.read(root, wanted, all_versions)
+    artifacts = _artifacts(workspace, names_by_digest)
+    grids = list(_compactions(workspace, names_by_digest))
+    rows = {path: number for path, number in change_rows(root, names_by_digest, delete=False).items() if number}
+    answers = sum(_is_about(line, names_by_digest) for line in _answers(root / ANSWERS_FILE))
+    stored = StoredTraces.read(root, names_by_digest, all_versions)
     if not any((artifacts, grids, rows, answers, stored.versions, stored.runs, stored.evaluations, stored.kept)):
-        raise AttendError(f"{root}: has nothing of {', '.join(sorted(wanted))}")
+        raise AttendError(f"{root}: has nothing of {', '.join(sorted(names_by_digest))}")
     written_again = [*(root / _PAGES).glob("*.html"), *(root / VERDICTS).glob("*")]
     leftovers = [*_unneeded_parts(workspace), *written_again, *workspace.grids.glob("*/*.damaged")]
     return Traces(artifacts, sorted(leftovers), grids, rows, answers, stored)
 
 
-def remove(workspace: Workspace, wanted: _Photographs, found: Traces) -> None:
+def remove(workspace: Workspace, names_by_digest: _Photographs, traces: Traces) -> None:
     """Remove what `traces` found, each item before the one it is found by, so that a killed call can be repeated."""
-    change_rows(workspace.root, wanted, delete=True)
-    if found.answers:
+    change_rows(workspace.root, names_by_digest, delete=True)
+    if traces.answers:
         answers = (workspace.root / ANSWERS_FILE).resolve()
         with answers_lock(answers):
-            write_atomically(answers, "".join(line for line in _answers(answers) if not _is_about(line, wanted)))
-    remove_stored(workspace.root, found.stored)
-    for path in (*found.leftovers, *found.artifacts):
+            rest = (line for line in _answers(answers) if not _is_about(line, names_by_digest))
+            write_atomically(answers, "".join(rest))
+    remove_stored(workspace.root, traces.stored)
+    for path in (*traces.leftovers, *traces.artifacts):
         if path.is_dir():
             remove_folder(path)
         else:
             path.unlink()
-    compact(workspace, found.grids, MachineConfig().shard_rows)
+    compact(workspace, traces.grids, MachineConfig().shard_rows)
 
 
-def places_left(workspace: Workspace, digests: Collection[str]) -> list[str]:
+def remaining_files(workspace: Workspace, digests: Collection[str]) -> list[str]:
     """Return the files below the workspace that still contain a digest; databases with the table."""
 
     def has_digest(text: str) -> bool:
         return any(digest in text for digest in digests)
 
-    places: list[str] = []
+    files: list[str] = []
     for path in sorted(path for path in workspace.root.rglob("*") if path.is_file()):
         name = path.relative_to(workspace.root).as_posix()
         if path.suffix == ".parquet":
-            places += [name] if has_cell(path, digests) else []
+            files += [name] if has_cell(path, digests) else []
         elif path.suffix in _TEXTS:
             text = path.read_text(encoding="utf-8", errors="replace")
-            places += [name] if has_digest(text) else []
+            files += [name] if has_digest(text) else []
         elif path.suffix in (".db", ".sqlite"):
-            places += [f"{name} ({table})" for table, rows in rows_by_table(path, has_digest).items() if rows]
-    return places
+            files += [f"{name} ({table})" for table, rows in rows_by_table(path, has_digest).items() if rows]
+    return files
 
 
-def stays(found: Traces) -> Iterator[str]:
+def stays(traces: Traces) -> Iterator[str]:
     """Yield a line for each version that stays and learnt, or may have learnt, from the photographs."""
-    for item in found.stored.kept:
+    for item in traces.stored.kept:
         remedy = (
             "once a version that was trained from the beginning without it has replaced it, forget the digest again; "
             "--versions removes it now"
@@ -187,22 +189,22 @@ def stays(found: Traces) -> Iterator[str]:
             else "another version has the same files"
         )
         yield f"kept: {item}: it keeps what it learnt, and its run shows the photograph: {remedy}"
-    for address in found.stored.started:
+    for address in traces.stored.started:
         yield (
             f"look at {address}: it started from a captioner, and keeps what that learnt: if that was trained on the "
             "photograph, train from the beginning (training.start_from)"
         )
 
 
-def not_looked_at(workspace: Path, wanted: _Photographs) -> Iterator[str]:
+def not_searched(workspace: Path, names_by_digest: _Photographs) -> Iterator[str]:
     """Yield a line for each place that may contain the photographs and was not searched."""
     if not tracking.is_embedded():
         yield "not looked at: the MLflow store of MLFLOW_TRACKING_URI: remove the versions made with it there"
-    known = environment(workspace)
+    settings = environment(workspace)
     for name in _PREFECT_ELSEWHERE:
-        if known.get(name):
+        if settings.get(name):
             yield f"not looked at: artifacts, events and logs in the Prefect server that {name} names"
-    for name in sorted(name for names in wanted.values() for name in names if not Path(name).suffix):
+    for name in sorted(name for names in names_by_digest.values() for name in names if not Path(name).suffix):
         yield f"not searched: Prefect's records for the name {name}, which has no ending"
 
 
@@ -210,16 +212,16 @@ def _artifacts(workspace: Workspace, digests: Collection[str]) -> list[Path]:
     """Return the folders of artifacts that contain a photograph or are derived from such, derived ones first."""
     read = {folder: Ledger.read(folder) for folder in sorted((workspace.root / "artifacts").glob("*/*"))}
     ledgers = {folder: ledger for folder, ledger in read.items() if ledger is not None}
-    found = [folder for folder in ledgers if has_table(folder, digests)]
+    folders = [folder for folder in ledgers if has_table(folder, digests)]
     inputs = {
         folder: {workspace.folder(kind, key) for kind, key in ledger.made_from.items()}
         for folder, ledger in ledgers.items()
     }
-    while derived := [folder for folder in ledgers if folder not in found and inputs[folder].intersection(found)]:
-        found += derived
+    while derived := [folder for folder in ledgers if folder not in folders and inputs[folder].intersection(folders)]:
+        folders += derived
     order: list[Path] = []
-    while len(order) < len(found):  # an artifact before those it is derived from
-        left = [folder for folder in found if folder not in order]
+    while len(order) < len(folders):  # an artifact before those it is derived from
+        left = [folder for folder in folders if folder not in order]
         needed = set().union(*(inputs[folder] for folder in left))
         order += [folder for folder in left if folder not in needed]
     return order

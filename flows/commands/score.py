@@ -33,10 +33,10 @@ def score(
     from tasks.metrics import METRICS
 
     names = tuple(name.strip() for name in metrics.split(","))
-    known = {name: member for name, member in METRICS.items() if not member.needs_facts}
+    computable = {name: member for name, member in METRICS.items() if not member.needs_facts}
     for name in names:
-        if name not in known:
-            raise AttendError(f"--metrics: unknown metric {name!r}{suggestion(name, known)}")
+        if name not in computable:
+            raise AttendError(f"--metrics: unknown metric {name!r}{suggestion(name, computable)}")
     corpus = corpus_of(predictions, references)
     if len(corpus) == 1 and "cider" in names:
         log.warning("cider: of a single picture it is 0 by definition: its words are those of all pictures")

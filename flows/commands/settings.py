@@ -18,10 +18,10 @@ def settings(
     """List every setting of a config: its type, default, bounds and meaning."""
     from tasks.config.reference import sections
 
-    known = sections()
-    if section is not None and section not in known:
-        raise AttendError(f"{section}: no such section{suggestion(section, known)}")
-    chosen = {name: part for name, part in known.items() if section in (None, name)}
+    all_sections = sections()
+    if section is not None and section not in all_sections:
+        raise AttendError(f"{section}: no such section{suggestion(section, all_sections)}")
+    chosen = {name: part for name, part in all_sections.items() if section in (None, name)}
     if as_json:
         print_json({name: asdict(part) for name, part in chosen.items()})
         return

@@ -27,78 +27,78 @@ from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.ledger import Artifact
 from tasks.training.outputs import HISTORY
 
-_CHANCE = 12.0  # nats a token, more than for words drawn at random
-_POOR = 5.0  # BLEU-4, in percent, below which captions hardly share a phrase with the references
+_DIVERGED_LOSS = 12.0  # nats a token, more than for words drawn at random
+_POOR_BLEU4 = 5.0  # BLEU-4, in percent, below which captions hardly share a phrase with the references
 _SHOWN = ("bleu4", "meteor", "rouge_l", "cider", "truth")
 _PAGE = "docs/few-photographs.md"  # has the measurements
-_FEW = 1_000  # training captions below which starting from a captioner helps the most
-_SOME = 5_000  # training captions from which there is no advice
+_FEW_CAPTIONS = 1_000  # training captions below which starting from a captioner helps the most
+_ENOUGH_CAPTIONS = 5_000  # training captions from which there is no advice
 _SMALL_BACKBONES = ("mobilenet_v2", "tiny", "googlenet", "regnet_x_400mf")
 
 
-def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
+def print_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
     """Print what a run reads. fresh: the artifacts that already exist, by kind."""
-    place = "generated pictures" if config.data.adapter == "scenes" else config.data.place
-    known = f": {_data(fresh)}" if "ingest" in fresh else ""
-    typer.echo(f"{config.name} reads {place}{known}")
+    location = "generated pictures" if config.data.adapter == "scenes" else config.data.place
+    sizes = f": {_data(fresh)}" if "ingest" in fresh else ""
+    typer.echo(f"{config.name} reads {location}{sizes}")
 
 
-def _data(made: Mapping[str, Artifact]) -> str:
+def _data(artifacts: Mapping[str, Artifact]) -> str:
     """Return a line with the sizes of the data set and its vocabulary."""
-    counts = made["ingest"].ledger.counts
+    counts = artifacts["ingest"].ledger.counts
     line = sizes_in_words(counts)
-    if "tensorise" in made:
-        words = made["tensorise"].ledger.counts.get("words")
+    if "tensorise" in artifacts:
+        words = artifacts["tensorise"].ledger.counts.get("words")
         line += f", a vocabulary of {int(words):,}" if words is not None else ""
     return line
 
 
-def tell_end(config: Config, made: Mapping[str, Artifact], run_again: str) -> None:
+def print_end(config: Config, artifacts: Mapping[str, Artifact], run_again: str) -> None:
     """Print the results of a run: the data, the scores, the version, the pages, and the next commands.
 
-    made: the artifacts that now exist, by kind. run_again: the command that runs the remaining stages.
+    artifacts: the artifacts that now exist, by kind. run_again: the command that runs the remaining stages.
     """
-    for line in _end(config, made, run_again):
+    for line in _end(config, artifacts, run_again):
         typer.echo(line)
 
 
-def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterator[str]:
-    if "ingest" in made:
-        yield f"data:    {_data(made)}"
-        if made["ingest"].ledger.counts.get("left out"):
-            left_out = made["ingest"].path / LEFT_OUT
-            number = int(made["ingest"].ledger.counts["left out"])
+def _end(config: Config, artifacts: Mapping[str, Artifact], run_again: str) -> Iterator[str]:
+    if "ingest" in artifacts:
+        yield f"data:    {_data(artifacts)}"
+        if artifacts["ingest"].ledger.counts.get("left out"):
+            left_out = artifacts["ingest"].path / LEFT_OUT
+            number = int(artifacts["ingest"].ledger.counts["left out"])
             yield f"         {counted(number, 'row')} left out, listed in {short(left_out)}"
-    if "extract" in made and made["extract"].ledger.counts.get("failed"):
-        failed = made["extract"].path / FAILED
-        number = int(made["extract"].ledger.counts["failed"])
+    if "extract" in artifacts and artifacts["extract"].ledger.counts.get("failed"):
+        failed = artifacts["extract"].path / FAILED
+        number = int(artifacts["extract"].ledger.counts["failed"])
         yield f"         {counted(number, 'picture')} that cannot be read left out, listed in {short(failed)}"
-    if "evaluate" in made:
-        yield from _scores(config, made)
-    if "register" in made:
-        registration = read_registration(made["register"].path)
-        report = made["register"].path / REPORT
+    if "evaluate" in artifacts:
+        yield from _scores(config, artifacts)
+    if "register" in artifacts:
+        registration = read_registration(artifacts["register"].path)
+        report = artifacts["register"].path / REPORT
         if report.is_file():
             yield f"report:  {short(report)}"
         else:
             yield f"report:  {program()} models report {registration['uri']}"
-        yield from _inspection(made["register"])
+        yield from _inspection(artifacts["register"])
         yield from _version(config, registration)
     page = page_path(config)
     if page.is_file():
         yield f"page:    {short(page)}"
     option = workspace_option(config)
-    if "register" in made:
-        given = "GRID.npy" if config.encoding is None else "PICTURE"
-        commands = (f"{program()} {command}{option}" for command in (f"caption {given}", "serve", "ui"))
+    if "register" in artifacts:
+        picture = "GRID.npy" if config.encoding is None else "PICTURE"
+        commands = (f"{program()} {command}{option}" for command in (f"caption {picture}", "serve", "ui"))
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
 
 
-def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
+def _scores(config: Config, artifacts: Mapping[str, Artifact]) -> Iterator[str]:
     """Yield the lines about a run's scores, and how to improve them."""
-    record = read_scores(made["evaluate"].path)
+    record = read_scores(artifacts["evaluate"].path)
     shown = [name for name in _SHOWN if name in record["scores"]]
     scores = ", ".join(
         f"{NAMES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
@@ -107,29 +107,30 @@ def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
     )
     pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
     yield f"scores:  {scores}; {pictures}, 95 % intervals"
-    loss = made["train"].ledger.counts.get("dev_loss", 0.0) if "train" in made else 0.0
-    if loss > _CHANCE:
+    loss = artifacts["train"].ledger.counts.get("dev_loss", 0.0) if "train" in artifacts else 0.0
+    if loss > _DIVERGED_LOSS:
         yield f"note:    training diverged, its dev loss is {loss:.3g}: lower training.learning_rate"
-    elif record["scores"].get("bleu4", _POOR) < _POOR:
+    elif record["scores"].get("bleu4", _POOR_BLEU4) < _POOR_BLEU4:
         yield "note:    these captions are poor: look at some in the report"
-    for number, line in enumerate(advice(config, made)):
+    for number, line in enumerate(advice(config, artifacts)):
         yield f"{'' if number else 'better: ':<9}{line}"
 
 
-def advice(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
+def advice(config: Config, artifacts: Mapping[str, Artifact]) -> Iterator[str]:
     """Yield a line for each thing that would help, the most helpful first; none if there are many captions.
 
-    made: the artifacts of a run, by kind.
+    artifacts: the artifacts of a run, by kind.
     """
-    if config.data.adapter == "scenes" or "train" not in made:
+    if config.data.adapter == "scenes" or "train" not in artifacts:
         return
-    captions = pq.read_table(made["tensorise"].path / CAPTIONS, columns=[], filters=[("split", "=", "train")]).num_rows
-    if captions >= _SOME:
+    path = artifacts["tensorise"].path / CAPTIONS
+    number = pq.read_table(path, columns=[], filters=[("split", "=", "train")]).num_rows
+    if number >= _ENOUGH_CAPTIONS:
         return
-    yield _how_training_ended(config, made["train"])
-    if captions < _FEW and config.starting_point is None:
+    yield _how_training_ended(config, artifacts["train"])
+    if number < _FEW_CAPTIONS and config.starting_point is None:
         yield (
-            f"with {counted(captions, 'caption')} to learn from, start from a captioner that has seen more pictures, "
+            f"with {counted(number, 'caption')} to learn from, start from a captioner that has seen more pictures, "
             f"which helps most: {program()} init PHOTOS --from models:/NAME@champion"
         )
     if config.starting_point is None and config.grids.backbone in _SMALL_BACKBONES:

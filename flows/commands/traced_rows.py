@@ -17,22 +17,22 @@ from tasks.datasets.base import WORKSPACE_FILE
 _PREFECT_TABLES = ("artifact", "artifact_collection", "events", "event_resources", "log")
 
 
-def change_rows(workspace: Path, wanted: Mapping[str, Collection[str]], delete: bool) -> dict[Path, int]:
+def change_rows(workspace: Path, names_by_digest: Mapping[str, Collection[str]], delete: bool) -> dict[Path, int]:
     """Count the rows about photographs in the caches and in Prefect's database, or delete them.
 
-    wanted: the names of each photograph, by its digest.
+    names_by_digest: the names of each photograph, by its digest.
     """
-    names = {name for names in wanted.values() for name in names}
+    names = {name for names in names_by_digest.values() for name in names}
     ends = {name[start:] for name in names for start in (0, *(at.end() for at in re.finditer("/", name)))}
 
     def in_cache(text: str) -> bool:  # a digest, or a folder's listing with a name, which is quickly recomputed
-        return text in wanted or not ends.isdisjoint(text.split("\0"))
+        return text in names_by_digest or not ends.isdisjoint(text.split("\0"))
 
     prefect = Path(environment(workspace)["PREFECT_HOME"]) / "prefect.db"
     rows = {
         workspace / WORKSPACE_FILE: rows_by_table(workspace / WORKSPACE_FILE, in_cache, delete=delete),
         workspace / FINGERPRINTS: rows_by_table(workspace / FINGERPRINTS, in_cache, delete=delete),
-        prefect: rows_by_table(prefect, _named(wanted, names), _PREFECT_TABLES, delete),
+        prefect: rows_by_table(prefect, _named(names_by_digest, names), _PREFECT_TABLES, delete),
     }
     return {path: sum(numbers.values()) for path, numbers in rows.items()}
 
@@ -56,9 +56,9 @@ def rows_by_table(
     After a deletion the database is rewritten, because deleted rows would stay in its free pages. A damaged database,
     or a file that is not one, has no rows: caches may be lost at any time.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if not path.exists():
-        return found
+        return counts
     with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(path, timeout=20)) as database:
         database.create_function("matches", 1, lambda value: isinstance(value, str) and matches(value))
         database.execute("pragma secure_delete = on")
@@ -67,11 +67,11 @@ def rows_by_table(
                 continue
             columns = [row[1] for row in database.execute(f'pragma table_info("{table}")')]
             condition = " or ".join(f'matches("{column}")' for column in columns)
-            (found[table],) = database.execute(f'select count(*) from "{table}" where {condition}').fetchone()
-            if delete and found[table]:
+            (counts[table],) = database.execute(f'select count(*) from "{table}" where {condition}').fetchone()
+            if delete and counts[table]:
                 with database:
                     database.execute(f'delete from "{table}" where {condition}')
         if delete:
             database.execute("vacuum")
             database.execute("pragma wal_checkpoint(truncate)")
-    return found
+    return counts

@@ -65,8 +65,8 @@ class StoredTraces:
         runs = _runs_with(client, workspace, digests)
         versions = list(_versions(client, runs))
         removed = [item for item in versions if item.role and (all_versions or not item.aliases)]
-        others = [item for item in versions if item not in removed]
-        needed = {logged_model_of(client, item.version) for item in others} - {None}
+        remaining = [item for item in versions if item not in removed]
+        needed = {logged_model_of(client, item.version) for item in remaining} - {None}
         removed = [item for item in removed if logged_model_of(client, item.version) not in needed]
         staying = [item for item in versions if item not in removed]
         used = {(str(item.version.run_id), item.evaluation) for item in staying}
@@ -88,9 +88,9 @@ def _versions(client: MlflowClient, runs: Mapping[str, tuple[Run, dict[str, str]
     for model in registered_models(client):
         aliases = client.get_registered_model(model.name).aliases
         for version in client.search_model_versions(f"name = '{model.name}'"):
-            own = tuple(alias for alias, number in aliases.items() if str(number) == str(version.version))
+            version_aliases = tuple(alias for alias, number in aliases.items() if str(number) == str(version.version))
             _, evaluations = runs.get(str(version.run_id), (None, {}))
-            yield TracedVersion(version, own, evaluations.get(str(version.tags.get(EVALUATION)), ""))
+            yield TracedVersion(version, version_aliases, evaluations.get(str(version.tags.get(EVALUATION)), ""))
 
 
 def _is_started(client: MlflowClient, version: ModelVersion) -> bool:
@@ -107,7 +107,7 @@ def _runs_with(
     client: MlflowClient, workspace: Path, digests: Collection[str]
 ) -> dict[str, tuple[Run, dict[str, str]]]:
     """Return run id -> run and its evaluations with their roles, for runs and evaluations with a photograph."""
-    found = {}
+    traced = {}
     experiments = [item.experiment_id for item in client.search_experiments()]
     token: str | None = None
     while True:
@@ -116,10 +116,10 @@ def _runs_with(
             folder = _files_of(run)
             if tracking.is_in_workspace(str(folder), workspace) and has_table(folder, digests):
                 parts = [path for path in folder.iterdir() if path.is_dir() and has_table(path, digests)]
-                found[run.info.run_id] = (run, {path.name: _role(path, digests) for path in parts})
+                traced[run.info.run_id] = (run, {path.name: _role(path, digests) for path in parts})
         token = page.token
         if not token:
-            return found
+            return traced
 
 
 def _role(evaluation: Path, digests: Collection[str]) -> str:
@@ -131,23 +131,23 @@ def _files_of(run: Run) -> Path:
     return tracking.local_folder(str(run.info.artifact_uri)) or Path("/nonexistent")
 
 
-def remove_stored(workspace: Path, found: StoredTraces) -> None:
+def remove_stored(workspace: Path, traces: StoredTraces) -> None:
     """Remove versions, then their logged models, then their runs, whose files record the pictures used."""
-    if not (found.versions or found.runs or found.evaluations):
+    if not (traces.versions or traces.runs or traces.evaluations):
         return
     client = tracking.connect(workspace, must_exist=True)
-    for item in found.versions:
+    for item in traces.versions:
         model_id = logged_model_of(client, item.version)
         client.delete_model_version(item.version.name, str(item.version.version))
         if model_id is not None:
             _remove_model(client, model_id, workspace)
-    for run in found.runs:
+    for run in traces.runs:
         models = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
         for model in models:
             _remove_model(client, model.model_id, workspace)
         remove_folder(_files_of(run))
         client.delete_run(run.info.run_id)
-    for folder in found.evaluations:
+    for folder in traces.evaluations:
         remove_folder(folder)
 
 

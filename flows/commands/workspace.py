@@ -56,16 +56,16 @@ def show_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
 
     opened = open_workspace(workspace)
     items = usage(opened)
-    others = {
+    other_sizes = {
         name: folder_size(opened.root / name) for name in ("mlartifacts", "prefect") if (opened.root / name).exists()
     }
     if as_json:
         print_json([_item_as_json(item) for item in items])
         return
     _print_items(items, opened.root)
-    for name, size in others.items():
+    for name, size in other_sizes.items():
         typer.echo(f"{_mib(size)}  {name}")
-    total = sum(item.size for item in items) + sum(others.values())
+    total = sum(item.size for item in items) + sum(other_sizes.values())
     unneeded = sum(item.size for item in items if not item.needed_by)
     typer.echo(f"{_mib(total)}  in total; nobody needs {_mib(unneeded).strip()} of it")
 

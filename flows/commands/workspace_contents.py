@@ -53,10 +53,10 @@ def usage(workspace: Workspace, without: Collection[str] = (), versions: Collect
     without: names of runs whose needs do not count. versions: addresses of versions whose needs do not count. Raises
     AttendError if there is no such run, and for records written by a later version of this program.
     """
-    known = _run_names(workspace)
+    run_names = _run_names(workspace)
     for name in without:
-        if name not in known:
-            raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, known)}")
+        if name not in run_names:
+            raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, run_names)}")
     needs = _needs(workspace, without, versions)
     return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs), *_captioner_items(workspace, needs)]
 
@@ -109,11 +109,11 @@ def planned_compactions(workspace: Workspace) -> list[Compaction]:
     planned = []
     for store in stores(workspace.grids):
         live = {digest for index in indexes if index.identity == store.identity for digest in index.digests()}
-        kept: set[str] = set()
+        needed_grids: set[str] = set()
         old = []
         for shard in store.shards():
-            if live.issuperset(shard.digests) and kept.isdisjoint(shard.digests):
-                kept.update(shard.digests)
+            if live.issuperset(shard.digests) and needed_grids.isdisjoint(shard.digests):
+                needed_grids.update(shard.digests)
             else:
                 old.append(shard)
         if old:
@@ -321,9 +321,9 @@ class _Index:
 
 def _indexes(workspace: Workspace, needs: _Needs | None = None) -> list[_Index]:
     """Return the intact indexes that somebody needs, with their users; all of them if `needs` is None."""
-    found = []
+    items = []
     for artifact in _artifacts_of_kind(workspace, _INDEXED):
         users = set() if needs is None else needs.users.get(artifact.path, set())
         if (needs is None or users) and _index_is_whole(artifact, workspace):
-            found.append(_Index(artifact, read_identity(artifact), users))
-    return found
+            items.append(_Index(artifact, read_identity(artifact), users))
+    return items

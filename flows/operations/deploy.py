@@ -63,10 +63,10 @@ def check_project(project: Path) -> None:
     if not project.is_dir():
         raise AttendError(f"--project: {project}: no such folder")
     for name in ("flows", "tasks", "models"):
-        found = importlib.machinery.PathFinder.find_spec(name, [str(project)])
-        if found is not None and found.origin and not Path(found.origin).samefile(_ROOT / name / "__init__.py"):
+        spec = importlib.machinery.PathFinder.find_spec(name, [str(project)])
+        if spec is not None and spec.origin and not Path(spec.origin).samefile(_ROOT / name / "__init__.py"):
             raise AttendError(
-                f"{found.origin}: hides the module `{name}` of this program from its flows: "
+                f"{spec.origin}: hides the module `{name}` of this program from its flows: "
                 "give --project another folder"
             )
 

@@ -56,24 +56,24 @@ def stop_runs(api: str, seconds: float) -> list[str]:
     A run that does not stop within `seconds` is killed. Afterwards the state of every run is final. The work pool
     should be paused, or the worker may start other runs in the meantime.
     """
-    said: dict[str, str] = {}
-    asked: set[str] = set()
+    names: dict[str, str] = {}
+    cancelling: set[str] = set()
     deadline = time.monotonic() + seconds
     while runs := unfinished_runs(api):
         in_time = time.monotonic() < deadline
         for run in runs:
-            said.setdefault(run.id, f"{run.name}: stopped; the next run continues where it stopped")
+            names.setdefault(run.id, f"{run.name}: stopped; the next run continues where it stopped")
             if run.is_alive() and in_time:
-                if run.id not in asked:
-                    asked.add(run.id)
+                if run.id not in cancelling:
+                    cancelling.add(run.id)
                     _signal(run, signal.SIGINT)
             elif run.process is not None or not in_time:
                 if run.is_alive():
-                    said[run.id] = f"{run.name}: did not stop within {seconds:.0f} s and was killed"
+                    names[run.id] = f"{run.name}: did not stop within {seconds:.0f} s and was killed"
                     _signal(run, signal.SIGKILL)
                 end(api, run, "CANCELLED", "stopped with the service; the next run continues where it stopped")
         time.sleep(_LOOK_SECONDS)
-    return list(said.values())
+    return list(names.values())
 
 
 @contextlib.contextmanager

@@ -54,16 +54,16 @@ def _write_attempt(config: Config, failed: bool) -> None:
 
 def _write_success(config: Config, plan: Plan) -> None:
     """Write the results of a successful run: its time, the stages' seconds, pictures, scores and sizes on the disk."""
-    made, registry = plan.by_kind, CollectorRegistry()
+    artifacts, registry = plan.by_kind, CollectorRegistry()
     seconds: Values = {(stage.name,): artifact.ledger.seconds for stage, artifact in plan.artifacts.items()}
-    counts = made["ingest"].ledger.counts if "ingest" in made else {}
-    scores = read_scores(made["evaluate"].path)["scores"] if "evaluate" in made else {}
+    counts = artifacts["ingest"].ledger.counts if "ingest" in artifacts else {}
+    scores = read_scores(artifacts["evaluate"].path)["scores"] if "evaluate" in artifacts else {}
     sizes: Values = {(name,): float(folder_size(config.workspace / name)) for name in _STORES}
     ended: Values = {(): time.time()}
     _set(registry, config, "attend_success_timestamp_seconds", "end of the latest run that succeeded (Unix)", ended)
     _set(registry, config, "attend_stage_seconds", "seconds that a stage took when it last ran", seconds, "stage")
     _set(registry, config, "attend_pictures", "pictures of a split", _by(counts, ("train", "dev", "test")), "split")
-    failed = made["extract"].ledger.counts.get("failed", 0) if "extract" in made else 0
+    failed = artifacts["extract"].ledger.counts.get("failed", 0) if "extract" in artifacts else 0
     _set(registry, config, "attend_unreadable_pictures", "pictures that cannot be read", {(): float(failed)})
     _set(registry, config, "attend_score", "score of the captions, in percent", _by(scores, scores), "score")
     _set(registry, config, "attend_store_bytes", "size of a folder of the workspace, in bytes", sizes, "store")
@@ -77,5 +77,5 @@ def _by(values: Mapping[str, int | float], names: Iterable[str]) -> Values:
 def _set(registry: CollectorRegistry, config: Config, name: str, about: str, values: Values, *labels: str) -> None:
     """Add a gauge to a registry, with the label `run` and `labels`. values: by the values of `labels`."""
     gauge = Gauge(name, about, ["run", *labels], registry=registry)
-    for own, value in values.items():
-        gauge.labels(config.name, *own).set(value)
+    for metric_name, value in values.items():
+        gauge.labels(config.name, *metric_name).set(value)

@@ -39,10 +39,10 @@ def show_plan(statuses: list[Status], computes: str | None) -> None:
     create_table_artifact(rows, key="plan", description=f"{about}; {computes}" if computes else about)
 
 
-def show_progress(what: str) -> Callable[[int, int], None]:
+def show_progress(title: str) -> Callable[[int, int], None]:
     """Return a function that shows a progress bar in the UI. Call it with (done, total).
 
-    what: the plural noun of the counted items, for the bar's description and key.
+    title: the plural noun of the counted items, for the bar's description and key.
     """
     artifact_id: Any = None
     last_update = 0.0
@@ -52,9 +52,9 @@ def show_progress(what: str) -> Callable[[int, int], None]:
         if done < total and time.monotonic() - last_update < _UPDATE_SECONDS:
             return
         last_update = time.monotonic()
-        description = f"{what}: {done:,} of {total:,}"
+        description = f"{title}: {done:,} of {total:,}"
         if artifact_id is None:
-            artifact_id = create_progress_artifact(100.0 * done / total, key=what, description=description)
+            artifact_id = create_progress_artifact(100.0 * done / total, key=title, description=description)
         else:
             update_progress_artifact(artifact_id, 100.0 * done / total, description)
 

@@ -34,16 +34,16 @@ class RunRecord:
     why: str = ""
 
 
-def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str]) -> None:
-    """Append a run to the history. made: the current artifacts, by kind. ran: the stages that ran."""
+def record_run(config: Config, artifacts: Mapping[str, Artifact], ran: Sequence[str]) -> None:
+    """Append a run to the history. artifacts: the current ones, by kind. ran: the stages that ran."""
     values: dict[str, Any] = {"time": time.time(), "ran": list(ran)}
-    if "ingest" in made:
-        values["counts"] = made["ingest"].ledger.counts
-    if "evaluate" in made:
-        scored = read_scores(made["evaluate"].path)
+    if "ingest" in artifacts:
+        values["counts"] = artifacts["ingest"].ledger.counts
+    if "evaluate" in artifacts:
+        scored = read_scores(artifacts["evaluate"].path)
         values["scores"] = {name: [value, *scored["intervals"][name]] for name, value in scored["scores"].items()}
-    if "register" in made:
-        registration = read_registration(made["register"].path)
+    if "register" in artifacts:
+        registration = read_registration(artifacts["register"].path)
         values |= {name: registration[name] for name in ("version", "why")}
     path = history_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,11 +65,11 @@ def read_history(config: Config) -> list[RunRecord]:
         lines = history_file(config).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    known = {item.name for item in fields(RunRecord)}
+    names = {item.name for item in fields(RunRecord)}
     records = []
     for line in lines:
         try:
-            records.append(RunRecord(**{name: value for name, value in json.loads(line).items() if name in known}))
+            records.append(RunRecord(**{name: value for name, value in json.loads(line).items() if name in names}))
         except (ValueError, TypeError, AttributeError):
             continue
     return records

@@ -166,11 +166,11 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
 def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> str:
     """Return a plot of the versions' scores, as SVG. champion: the current champion's version."""
     figure, axis = plot(_PLOT, title=f"{score} (diamond: champion)")
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         value, low, high = run.scores[score]
         is_champion = run.version == champion
         axis.errorbar(
-            place, value, yerr=[[max(value - low, 0)], [max(high - value, 0)]], fmt="D" if is_champion else "o",
+            index, value, yerr=[[max(value - low, 0)], [max(high - value, 0)]], fmt="D" if is_champion else "o",
             color="#b3411e" if is_champion else "#8c867c", capsize=3,
         )  # fmt: skip
     axis.set_xticks(range(len(runs)), [f"v{run.version}" for run in runs])

@@ -29,18 +29,18 @@ def cached_grids(address: str, workspace: Path, digests: Collection[str]) -> Gri
     key = key_of_grids(address, workspace)
     if key is None:
         return None
-    place = Workspace(workspace)
-    identity = place.folder("extract", key) / IDENTITY
+    opened_workspace = Workspace(workspace)
+    identity = opened_workspace.folder("extract", key) / IDENTITY
     if not identity.is_file():
         return None
-    store = GridStore(place.grids, Identity.read(identity))
+    store = GridStore(opened_workspace.grids, Identity.read(identity))
     if store.remote is not None:
         return None
     rows, damages = store.rows(only=_shards_with(digests, identity))
     for damage in damages:
         log.warning(f"{damage}: its pictures are encoded again")
-    wanted = {digest: rows[digest] for digest in digests if digest in rows}
-    return GridReader(store, wanted) if wanted else None
+    rows_to_read = {digest: rows[digest] for digest in digests if digest in rows}
+    return GridReader(store, rows_to_read) if rows_to_read else None
 
 
 def _shards_with(digests: Collection[str], identity: Path) -> set[int]:

@@ -83,19 +83,19 @@ def print_captions(
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    found = find_and_tell(model, workspace)
-    captioner = load_captioner(*found, runtime)
+    version = find_and_log(model, workspace)
+    captioner = load_captioner(*version, runtime)
     if attention is not None and takes_grids(captioner.config):
         raise AttendError("--attention: draws over a photograph, and this model takes grids: leave it out")
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
     is_drawn = False
-    for made in caption_all(pictures, digests, captioner, found.address, workspace, decoding, attention is not None):
-        row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in made}
-        if attention is not None and made and made[0][1].tokens:
+    for batch in caption_all(pictures, digests, captioner, version.address, workspace, decoding, attention is not None):
+        row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in batch}
+        if attention is not None and batch and batch[0][1].tokens:
             [[picture]] = pictures.batches(digests)
-            _draw_attention(picture, made[0][1], captioner, attention)
+            _draw_attention(picture, batch[0][1], captioner, attention)
             is_drawn = True
     rows = [
         {"picture": name, **_drop_columns(row_by_digest.get(digest, _UNREADABLE), "digest")} for name, digest in names
@@ -128,9 +128,9 @@ def write_captions_file(
         raise AttendError(f"--out: {out}: give a name ending in .csv, .jsonl or .parquet")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
-    found = find_and_tell(model, workspace)
+    registered = find_and_log(model, workspace)
     on = [] if runtime is None else [f"runtime {runtime}"]
-    model_label = ", ".join([found.address, *on, *(f"{name} {value}" for name, value in (decoding or {}).items())])
+    model_label = ", ".join([registered.address, *on, *(f"{name} {value}" for name, value in (decoding or {}).items())])
     parts = _PartFiles(out, model_label)
     with parts.lock():
         pictures = open_pictures(sources, workspace)
@@ -141,9 +141,9 @@ def write_captions_file(
         new = digests - row_by_digest.keys()
         known = digests - new
         if new:
-            captioner = load_captioner(*found, runtime)
-            made = caption_all(pictures, new, captioner, found.address, workspace, decoding, known=len(known))
-            _write_parts(made, parts)
+            captioner = load_captioner(*registered, runtime)
+            batches = caption_all(pictures, new, captioner, registered.address, workspace, decoding, known=len(known))
+            _write_parts(batches, parts)
             row_by_digest = parts.known_rows(earlier)
         rows = [
             {
@@ -154,32 +154,32 @@ def write_captions_file(
             }
             for name, digest in names
         ]
-        given = {name for name, _ in names}
-        kept = [row for row in earlier if row["folder"] != pictures.folder or row["file_name"] not in given]
-        write_rows(out, [*rows, *kept])
+        names_in_run = {name for name, _ in names}
+        kept_rows = [row for row in earlier if row["folder"] != pictures.folder or row["file_name"] not in names_in_run]
+        write_rows(out, [*rows, *kept_rows])
         parts.remove()
     without = [row for row in rows if row["error"] is not None]
     for row in without[:_NAMED]:
         log.warning(f"{row['file_name']}: {row['error']}")
     known_count = sum(digest in known for _, digest in names)
-    return CaptionCounts(len(names) - known_count, known_count, len(without), len(kept))
+    return CaptionCounts(len(names) - known_count, known_count, len(without), len(kept_rows))
 
 
-def find_and_tell(model: str | None, workspace: Path) -> Registered:
+def find_and_log(model: str | None, workspace: Path) -> Registered:
     """Return the registered version that captions; log which one it is if none was named."""
-    found = find_captioner(model, workspace)
+    registered = find_captioner(model, workspace)
     if model is None:
-        log.info(f"model: {found.address}")
-    return found
+        log.info(f"model: {registered.address}")
+    return registered
 
 
-def _write_parts(captioned: Iterable[list[tuple[Row, Any]]], parts: _PartFiles) -> None:
+def _write_parts(batches: Iterable[list[tuple[Row, Any]]], parts: _PartFiles) -> None:
     """Write the rows of pictures to part files while they are captioned."""
     rows: list[Row] = []
     part_start = time.monotonic()
     try:
-        for made in captioned:
-            rows += [row for row, _ in made]
+        for batch in batches:
+            rows += [row for row, _ in batch]
             if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                 parts.write(rows)
                 rows, part_start = [], time.monotonic()
@@ -217,14 +217,14 @@ def caption_all(
     grids = None if attention else grids_for(captioner, address, workspace, digests)
     done = set()
     with Bar(known + len(digests), "captions", "pictures", known) as bar:
-        for made in _from_grids(captioner, grids, digests, decoding):
-            done |= {row["digest"] for row, _ in made}
-            yield made
-            bar.advance(len(made))
+        for captioned in _from_grids(captioner, grids, digests, decoding):
+            done |= {row["digest"] for row, _ in captioned}
+            yield captioned
+            bar.advance(len(captioned))
         for batch in pictures.batches(digests - done):
-            made = list(caption_batch(captioner, batch, decoding, attention))
-            yield made
-            bar.advance(len(made))
+            captioned = list(caption_batch(captioner, batch, decoding, attention))
+            yield captioned
+            bar.advance(len(captioned))
 
 
 def _from_grids(

@@ -195,7 +195,7 @@ def _compare(
                     f"{address}: its run has no captions: add --on CONFIG to score all on that config's pictures"
                 )
             paths.append(path)
-        known = set.intersection(*score_names)
-        metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= known)
+        common = set.intersection(*score_names)
+        metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= common)
         shared = set.intersection(*(set(read_predictions(path)) for path in paths))
         return [side_by_side(paths[0], path, metrics, trained_on, shared) for path in paths[1:]]

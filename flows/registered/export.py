@@ -33,23 +33,23 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         raise AttendError(f"--to: {folder}: is there already: give another name")
     if not folder.parent.is_dir():
         raise AttendError(f"--to: {folder.parent}: no such folder")
-    found = find(model, workspace)
+    registered = find(model, workspace)
     client = tracking.connect(workspace, must_exist=True)
-    version = version_of_address(client, found.address)
+    version = version_of_address(client, registered.address)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        files, out = found.files or download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
+        files, out = registered.files or download(registered.address, Path(scratch) / "model"), Path(scratch) / "out"
         kept = files / "artifacts" / bundle_of(runtime)
         if not (files / BUNDLE).is_dir():
-            raise AttendError(f"{found.address}: is not a captioner that attend registered: give one that is")
+            raise AttendError(f"{registered.address}: is not a captioner that attend registered: give one that is")
         for bundle in (kept, files / BUNDLE):
             if bundle.is_dir() and not is_whole(bundle):
-                raise AttendError(f"{found.address}: {bundle}: is damaged: run `attend run` again")
-        check_bundle(files / BUNDLE, found.address)  # otherwise this program could not use the folder
+                raise AttendError(f"{registered.address}: {bundle}: is damaged: run `attend run` again")
+        check_bundle(files / BUNDLE, registered.address)  # otherwise this program could not use the folder
         if kept.is_dir():
             _copy(kept, out)
         else:
-            log.info(f"{found.address} was not registered for {runtime}: it is exported now, and not scored")
-            write_exported(_captioner_in(files / BUNDLE, found.address), out, runtime)
+            log.info(f"{registered.address} was not registered for {runtime}: it is exported now, and not scored")
+            write_exported(_captioner_in(files / BUNDLE, registered.address), out, runtime)
         origin = {"model": version.name, "version": str(version.version), "runtime": runtime}
         (out / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
         (out / "MODEL_CARD.md").write_text(version.description or "", encoding="utf-8")

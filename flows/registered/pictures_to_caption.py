@@ -65,10 +65,10 @@ class PictureFiles:
         """Return the first file with each content and its name, by the SHA-256 of the content."""
         return {digest: (file, self._name(file)) for file, digest in reversed(self._digests.items())}
 
-    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
+    def batches(self, digests: set[str]) -> Iterator[list[EncodedPicture]]:
         """Yield batches with one picture for each wanted digest; unreadable ones are left out."""
         # Reversed, so that the first of several files with the same content is taken.
-        file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
+        file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in digests}
         files = sorted(file_by_digest.values())
         with ThreadPoolExecutor(8) as pool:
             starts = range(0, len(files), _BATCH)
@@ -113,8 +113,8 @@ class ParquetPictures:
     def named(self) -> Iterator[tuple[str, str | None]]:
         return ((picture.name, picture.digest) for batch in self._read_batches() for picture in batch)
 
-    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
-        remaining = set(wanted)
+    def batches(self, digests: set[str]) -> Iterator[list[EncodedPicture]]:
+        remaining = set(digests)
         for pictures in self._read_batches():
             batch = []
             for picture in pictures:

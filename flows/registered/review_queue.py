@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.registered.caption import caption_all, find_and_tell
+from flows.registered.caption import caption_all, find_and_log
 from flows.registered.pictures_to_caption import PictureFiles, open_pictures
 from models.captioned import takes_grids
 from models.options import Runtime
@@ -54,19 +54,19 @@ def questions_of(options: QueueOptions) -> Queue:
     folder, workspace = options.folder, options.workspace
     if not folder.is_dir():
         raise AttendError(f"{folder}: is no folder: give the folder of the photographs")
-    known = {answer["picture"] for _, answer in read_answers(options.answers)} if options.answers.exists() else set()
-    found = find_and_tell(options.model, workspace)
-    captioner = load_captioner(*found, options.runtime)
+    answered = {answer["picture"] for _, answer in read_answers(options.answers)} if options.answers.exists() else set()
+    registered = find_and_log(options.model, workspace)
+    captioner = load_captioner(*registered, options.runtime)
     if takes_grids(captioner.config):
-        raise AttendError(f"{found.address}: takes grids, and there are no photographs to look at")
+        raise AttendError(f"{registered.address}: takes grids, and there are no photographs to look at")
     pictures = open_pictures([str(folder)], workspace)
     assert isinstance(pictures, PictureFiles)  # because it is a folder
     files = pictures.files()
     questions: list[Question] = []
-    wanted = files.keys() - known
+    unanswered = files.keys() - answered
     unread = len(pictures) - sum(digest is not None for _, digest in pictures.named())
-    for made in caption_all(pictures, wanted, captioner, found.address, workspace, None):
-        for row, result in made:
+    for batch in caption_all(pictures, unanswered, captioner, registered.address, workspace, None):
+        for row, result in batch:
             _, name = files[row["digest"]]
             if row["error"] is None:
                 questions.append(_question(row["digest"], name, result))
@@ -81,7 +81,7 @@ def questions_of(options: QueueOptions) -> Queue:
             "is asked about as unlike the training pictures"
         )
     chosen = choose(questions, options.number, options.shares)
-    return Queue(chosen, found.address, captioner, {digest: file for digest, (file, _) in files.items()})
+    return Queue(chosen, registered.address, captioner, {digest: file for digest, (file, _) in files.items()})
 
 
 def _question(digest: str, name: str, result: Any) -> Question:

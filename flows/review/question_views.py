@@ -95,5 +95,5 @@ class QuestionViews:
     def _likely(self, grid: Any, tokens: list[str]) -> list[list[str]]:
         """Return the likely words at each position of a caption."""
         places = self._captioner.likely_words(grid, tokens, _WORDS)
-        likely = [[word for word, _ in place] for place in places]
+        likely = [[word for word, _ in words_here] for words_here in places]
         return [words if token in words else [token, *words[:-1]] for token, words in zip(tokens, likely, strict=True)]

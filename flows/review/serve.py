@@ -121,7 +121,7 @@ class AnswerFile:
         If the file is missing or damaged, return none: people are then asked other questions.
         """
         try:
-            found = _HELD.validate_json(self._held.read_bytes(), strict=True)
+            held = _HELD.validate_json(self._held.read_bytes(), strict=True)
         except (OSError, ValueError):
             return {}
-        return {person: one for person, one in found.items() if time.time() - one.heard < KEPT}
+        return {person: one for person, one in held.items() if time.time() - one.heard < KEPT}

@@ -137,12 +137,12 @@ class ReviewServer:
 
     async def answer(self, request: Request) -> Response:
         """Take an answer: once it is confirmed, it is in the file."""
-        said = await self._fields(request, _Answers)
-        reply = Reply(said.number, said.verdict, said.given, said.who)
+        fields = await self._fields(request, _Answers)
+        reply = Reply(fields.number, fields.verdict, fields.given, fields.who)
         now = time.time()
         try:
             taken = await self._locked(
-                lambda: self._assignments.answer(said.person, said.picture, said.shown, reply, now)
+                lambda: self._assignments.answer(fields.person, fields.picture, fields.shown, reply, now)
             )
         except AttendError as error:
             raise RefusedError(400, str(error)) from None
@@ -153,8 +153,8 @@ class ReviewServer:
 
     async def undo(self, request: Request) -> Response:
         """Return what a browser's person answered last, with the question, to be answered once more."""
-        asked = await self._fields(request, _Undoes)
-        person, number = asked.person, asked.number
+        fields = await self._fields(request, _Undoes)
+        person, number = fields.person, fields.number
         answer = await self._locked(lambda: self._assignments.to_undo(person, number))
         if answer is None:
             raise RefusedError(409, "there is nothing to undo")
@@ -213,6 +213,6 @@ class ReviewServer:
     def _admit(self, request: Request) -> None:
         """Raise RefusedError if a request lacks the token, or is sent by a page of another site."""
         check_origin(request)
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._token is not None and not hmac.compare_digest(token.encode(), self._token.encode()):
             raise RefusedError(401, "Open the address that `attend review serve` printed, with its token")

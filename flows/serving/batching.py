@@ -94,14 +94,14 @@ class Batcher:
                     return []
                 params = self._queue[0].params
                 batch: list[_Waiting] = []
-                others: deque[_Waiting] = deque()
+                postponed: deque[_Waiting] = deque()
                 for item in self._queue:
                     if item.params != params or len(batch) == self._max_batch:
                         if not item.answer.cancelled():
-                            others.append(item)
+                            postponed.append(item)
                     elif item.answer.set_running_or_notify_cancel():
                         batch.append(item)
-                self._queue = others
+                self._queue = postponed
                 if batch:
                     return batch
 

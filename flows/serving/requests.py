@@ -241,20 +241,20 @@ def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
         raise RefusedError(400, why_invalid(error.errors(include_url=False), model.model_fields)) from None
 
 
-def why_invalid(errors: Any, known: Iterable[str] = ()) -> str:
-    """Return the reason from pydantic's errors, in one line. known: the valid field names."""
+def why_invalid(errors: Any, names_known: Iterable[str] = ()) -> str:
+    """Return the reason from pydantic's errors, in one line. names_known: the valid field names."""
     # A union has errors for each choice: the deepest error belongs to the choice that was meant.
     deepest = max(errors, key=lambda error: len(error["loc"]))
-    names = {*known, *TYPES, "params", _COLUMN}
-    where = [str(part)[:80] for part in deepest["loc"] if isinstance(part, int) or part in names]
+    names = {*names_known, *TYPES, "params", _COLUMN}
+    location = [str(part)[:80] for part in deepest["loc"] if isinstance(part, int) or part in names]
     if deepest["type"] == "extra_forbidden":
         name = str(deepest["loc"][-1])[:80]
         return f"{name}: no such field{suggestion(name, names)}"
     why = str(deepest["ctx"]["error"]) if deepest["type"] == "value_error" else deepest["msg"]
     shown = (
-        f"is {str(deepest['input'])[:80]!r}: " if where and deepest["type"] not in ("missing", "value_error") else ""
+        f"is {str(deepest['input'])[:80]!r}: " if location and deepest["type"] not in ("missing", "value_error") else ""
     )
-    return ": ".join([*where, f"{shown}{why}"])
+    return ": ".join([*location, f"{shown}{why}"])
 
 
 def media_type_of(content_type: str) -> str:

@@ -17,8 +17,8 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 def page_routes(package: str, name: str) -> list[Route]:
     """Return the routes of a page, `/`, and of its files."""
     folder = importlib.resources.files(package) / "page"
-    own = [f"{name}.{suffix}" for suffix in _MEDIA_TYPES]
-    files = {file: (folder / file).read_text(encoding="utf-8") for file in own}
+    file_names = [f"{name}.{suffix}" for suffix in _MEDIA_TYPES]
+    files = {file: (folder / file).read_text(encoding="utf-8") for file in file_names}
     files |= {file: page_file(file) for file in ("look.css", "heat.js")}
 
     async def page(_: Request) -> Response:

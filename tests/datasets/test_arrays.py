@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.commands.story import tell_end
+from flows.commands.story import print_end
 from models.backbones.base import make
 from models.backbones.encoder import Encoder
 from models.encoded_pictures import decode, resize
@@ -120,7 +120,7 @@ def test_a_model_of_grids_has_a_report_and_says_what_it_takes(
     photograph = str(given / "photographs" / "0.png")
     code, _, err = attend(monkeypatch, capsys, "caption", photograph, *workspace)
     assert code == 1 and "is no .npy file: this model takes grids of floats of shape (2, 2, 24), not photographs" in err
-    tell_end(config_of(given, registered), artifacts(config_of(given, registered)), "attend run")
+    print_end(config_of(given, registered), artifacts(config_of(given, registered)), "attend run")
     assert "caption GRID.npy" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flows.commands.story import tell_end
+from flows.commands.story import print_end
 from flows.page.history import record_run
 from flows.page.project_page import write_page
 from flows.registered.compare import force_champion, promote_version
@@ -208,7 +208,7 @@ def test_gates_warn_of_the_first_version_and_refuse_later_ones(
     assert "<td>champion</td>" in page
     assert "The report of version 2" in page and "Data that is worth a look" in page
     capsys.readouterr()
-    tell_end(config, artifacts(config), "attend run")
+    print_end(config, artifacts(config), "attend run")
     told_now = capsys.readouterr().out
     assert "champion now; when it was registered: version 2 is challenger" in told_now and "--force" not in told_now
 
