@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from flows.pipeline import build_pipeline
-from tasks.common.progress import lasting
+from tasks.common.progress import duration
 from tasks.config.schema import Config
 from tasks.mlflow_store.runs import close_dead_runs
 from tasks.mlflow_store.tracking import check_store
@@ -64,5 +64,5 @@ def savings_message(statuses: list[Status], artifacts: Mapping[str, Artifact]) -
     if not pictures and seconds < 1:
         return ""
     savings = [f"{pictures:,} pictures not extracted again"] if pictures else []
-    savings += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
+    savings += [f"{duration(seconds)} of work"] if seconds >= 1 else []
     return f"saved: {', '.join(savings)}"

@@ -62,7 +62,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
     wheel = build(scratch)
     subprocess.run([_UV, "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True)
     body = json.dumps({"inputs": [base64.b64encode(photograph).decode() for photograph in photographs]})
-    (scratch / "asked.json").write_text(body, encoding="utf-8")
+    (scratch / "requested.json").write_text(body, encoding="utf-8")
     for place, photograph in enumerate(photographs):
         (scratch / f"{place:02d}").write_bytes(photograph)
     names = [str(scratch / f"{place:02d}") for place in range(len(photographs))]
@@ -80,7 +80,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
         "-m",
         uri,
         "-i",
-        "asked.json",
+        "requested.json",
         "-o",
         "said.json",
         "-t",
@@ -94,10 +94,10 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
     }
     for name, command in servers.items():
         with running([str(part) for part in command], workspace, scratch) as port:
-            asked = urllib.request.Request(
+            requested = urllib.request.Request(
                 f"http://127.0.0.1:{port}/invocations", body.encode(), {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(asked, timeout=120) as answer:
+            with urllib.request.urlopen(requested, timeout=120) as answer:
                 said[name] = captions_of(json.load(answer))
     caption: list[str | Path] = [
         ours / "attend",

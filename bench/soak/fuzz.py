@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 _WORKERS = 2
-_BATCH = 250  # inputs that a worker is asked for at once
+_BATCH = 250  # inputs that a worker is requested for at once
 _SILENCE = 60.0  # seconds, after which a worker is taken to hang in code that no signal interrupts
 _MEMORY = 6 * 2**30  # bytes of a worker's data, with its libraries
 _PLANTED = {
@@ -40,7 +40,7 @@ _PLANTED = {
 }
 
 
-class Found(NamedTuple):
+class Finding(NamedTuple):
     """A distinct finding: the reader, the kind, the exception's type or another name for it, and its location."""
 
     reader: str
@@ -64,11 +64,11 @@ class Tally:
     outcomes: dict[str, collections.Counter[str]] = field(
         default_factory=lambda: collections.defaultdict(collections.Counter)
     )
-    findings: collections.Counter[Found] = field(default_factory=collections.Counter)
-    details: dict[Found, str] = field(default_factory=dict)
+    findings: collections.Counter[Finding] = field(default_factory=collections.Counter)
+    details: dict[Finding, str] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)  # process -> bytes
 
-    def add(self, reader: str, outcome: str, finding: Found | None = None, details: str = "") -> None:
+    def add(self, reader: str, outcome: str, finding: Finding | None = None, details: str = "") -> None:
         """Count one input."""
         self.outcomes[reader][outcome] += 1
         if finding is not None:
@@ -173,7 +173,7 @@ class _Worker:
         kept = self._current.rename(
             self._current.with_name(f"{batch.reader.replace(' ', '-')}-{os.getpid()}-{fed}.pickle")
         )
-        tally.add(batch.reader, "hang", Found(batch.reader, "hang", what, f"its input is in {kept}"), details)
+        tally.add(batch.reader, "hang", Finding(batch.reader, "hang", what, f"its input is in {kept}"), details)
         return Batch(batch.reader, max(batch.inputs - fed - 1, 0), batch.seed + 1)
 
     def stop(self) -> None:
@@ -209,7 +209,7 @@ def _work(pipe: Connection, current: Path, planted: bool) -> None:
             try:
                 pipe.send((feed(reader, value),))  # noqa: B023
             except Finding as error:
-                finding = Found(reader.name, error.kind, error.what, error.where)  # noqa: B023
+                finding = Finding(reader.name, error.kind, error.what, error.where)  # noqa: B023
                 pipe.send((error.kind, finding, f"{error}\n{value!r:.600}"))
 
         again = 0

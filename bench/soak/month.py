@@ -32,7 +32,7 @@ from bench.machine import describe
 from tasks.common.log import silence
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.extraction import ExtractHooks, MadeShard, Publish, ShardJob, bring_up_to_date
+from tasks.grids.extraction import ExtractHooks, Publish, ShardJob, ShardResult, bring_up_to_date
 from tasks.grids.identity import Identity
 from tasks.grids.index import INDEX
 from tasks.grids.reader import GridReader
@@ -96,12 +96,12 @@ class Cluster:
         """Return the encodings beyond one per picture: of shards that were lost with a worker, or not yet published."""
         return sum(self.made.values()) - len(self.made)
 
-    def _make(self, work: ShardJob) -> MadeShard:
+    def _make(self, work: ShardJob) -> ShardResult:
         names = [name for name, _ in work.wanted]
         draft = self.store.draft(
             [np.stack([grid_of(name) for name in names])], names, [(1, 1)] * len(names), work.number
         )
-        return MadeShard(draft, [])
+        return ShardResult(draft, [])
 
 
 def grid_of(name: str) -> Grids:

@@ -39,7 +39,7 @@ from models.photographs import as_batch
 from tasks.config.devices import Precision, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.extraction import MadeShard, jobs_of, make_shards
+from tasks.grids.extraction import ShardResult, jobs_of, make_shards
 from tasks.grids.identity import identity_of
 from tasks.grids.photographs import decoders
 from tasks.grids.reader import GridReader
@@ -176,7 +176,7 @@ class Pipeline:
         store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
         store.open()
 
-        def publish(made: MadeShard) -> None:
+        def publish(made: ShardResult) -> None:
             assert made.draft is not None
             store.publish(made.draft)
 

@@ -75,12 +75,12 @@ def _file_of(answers: Path | None, workspace: Path) -> Path:
 def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """Print how many captions people accepted, by version and week, what they changed, and how often they agreed."""
     from tasks.datasets.corrections import read_answers
-    from tasks.review.rates import figures
+    from tasks.review.rates import summarise
 
     path = _file_of(answers, workspace)
     if not path.exists():
         raise AttendError(f"{path}: no such file: `attend review serve` writes it")
-    found = figures(answer for _, answer in read_answers(path))
+    found = summarise(answer for _, answer in read_answers(path))
     if as_json:
         print_json(
             {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import kept_digest
+from tasks.captioner.load_bundle import stored_digest
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, remove_folder
 from tasks.grids.identity import Identity
@@ -301,7 +301,7 @@ def _captioner_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
         if folder.suffix == ".partial":
             yield Item("captioner, not downloaded whole", folder, folder_size(folder), ())
             continue
-        digests = [kept_digest(path.parent) for path in folder.rglob(DIGEST)]
+        digests = [stored_digest(path.parent) for path in folder.rglob(DIGEST)]
         users = needs.unknown.union(*(users_of[digest] for digest in digests))
         yield Item("captioner to start from", folder, folder_size(folder), tuple(sorted(users)))
 

@@ -14,14 +14,14 @@ from prefect.cache_policies import NO_CACHE
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.log import show_log
 from tasks.config.machine import MachineConfig
-from tasks.grids.extraction import Executor, MadeShard, Publish, ShardJob, make_shard
+from tasks.grids.extraction import Executor, Publish, ShardJob, ShardResult, make_shard
 
 _ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer
 _SUBMITTED_AHEAD = 256  # the minimum number of shards submitted but not published, so that new workers have work
 
 
 @task(name="shard", task_run_name="shard {job.number}", cache_policy=NO_CACHE, persist_result=False)
-def make_shard_task(job: ShardJob) -> MadeShard:
+def make_shard_task(job: ShardJob) -> ShardResult:
     """Make the files of one shard from photographs, without publishing them.
 
     Dask runs the task again on another worker if its worker is lost.
@@ -74,7 +74,7 @@ class _Cluster:
             while pending:
                 publish_next()
 
-    def _result(self, number: int, future: Any) -> MadeShard:
+    def _result(self, number: int, future: Any) -> ShardResult:
         """Return the result of a finished shard.
 
         Raises TransientError if the scheduler was lost, AttendError if every worker that tried the shard died.
@@ -82,7 +82,7 @@ class _Cluster:
         from distributed import KilledWorker
 
         try:
-            result: MadeShard = future.result()
+            result: ShardResult = future.result()
         except CancelledError:
             raise TransientError(
                 f"machine.dask: {self._address} does not answer any more: start its scheduler"

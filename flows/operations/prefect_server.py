@@ -19,7 +19,7 @@ from pathlib import Path
 from tasks.common.errors import AttendError
 from tasks.common.files import free_name
 from tasks.common.log import log
-from tasks.common.progress import lasting
+from tasks.common.progress import duration
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
@@ -109,7 +109,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
             pass  # not ready yet
         if time.monotonic() - reported > LINE_SECONDS:
             reported = time.monotonic()
-            log.info(f"waiting for {name} to answer: {lasting(reported - started)} so far; its log is {log_file}")
+            log.info(f"waiting for {name} to answer: {duration(reported - started)} so far; its log is {log_file}")
         time.sleep(0.1)
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"

@@ -27,7 +27,7 @@ from flows.planned_run import planned_run, savings_message
 from flows.unregistered import log_evaluation
 from tasks.common.errors import is_disk_full
 from tasks.common.log import log, show_log
-from tasks.common.retries import may_pass
+from tasks.common.retries import is_transient
 from tasks.config.schema import Config
 from tasks.grids.extract import Extract
 from tasks.mlflow_store import tracking
@@ -50,7 +50,7 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
     It does not help for a user's mistake, a full disk, or one of several processes.
     """
     error = state.data
-    if not isinstance(error, BaseException) or not may_pass(error) or is_disk_full(error):
+    if not isinstance(error, BaseException) or not is_transient(error) or is_disk_full(error):
         return False
     if distributed.size() > 1:  # the other processes are still in the stage
         return False

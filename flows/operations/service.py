@@ -30,7 +30,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
 from tasks.common.ports import is_listening
-from tasks.common.progress import lasting
+from tasks.common.progress import duration
 from tasks.common.wording import counted
 from tasks.mlflow_store.mlflow_pages import ui_command, ui_environment
 from tasks.mlflow_store.tracking import MLFLOW_UI, connect, tracking_uri
@@ -100,7 +100,7 @@ def up(options: ServiceOptions) -> Service:
                 return service
             if time.monotonic() - reported > LINE_SECONDS:
                 reported = time.monotonic()
-                log.info(f"still starting: {lasting(reported - started)} so far")
+                log.info(f"still starting: {duration(reported - started)} so far")
             time.sleep(0.5)
     except BaseException:  # the supervisor then stops the programs that it has started
         supervisor.terminate()

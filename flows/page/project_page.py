@@ -16,7 +16,7 @@ from flows.page.history import PAGES, RunRecord, page_path, read_history
 from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
-from tasks.common.progress import lasting
+from tasks.common.progress import duration
 from tasks.common.wording import counted, minute
 from tasks.config.schema import Config
 from tasks.data.manifest import files_by_digest, sizes_in_words
@@ -195,7 +195,7 @@ def _stages(statuses: Sequence[Status]) -> str:
                 status.stage.name,
                 _STATES.get(status.state, status.state),
                 "; ".join(status.why),
-                lasting(ledger.seconds) if ledger else "",
+                duration(ledger.seconds) if ledger else "",
                 f"{ledger.key[:8]}" if ledger else "",
                 made_from,
             )

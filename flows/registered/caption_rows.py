@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.common.files import write_whole
+from tasks.common.files import atomic_file
 from tasks.datasets.base import numbered_lines
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ def _row_of_csv(row: dict[str, str]) -> Row:
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write all rows to a file atomically: an existing file is replaced as a whole or not at all."""
     rows = list(map(_row_of, rows))
-    with write_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
         elif path.suffix == ".csv":

@@ -11,7 +11,7 @@ from models.captioner import Captioner
 from models.options import Runtime
 from tasks.captioner.bundle import seal
 from tasks.captioner.exported.folder import write_exported
-from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_whole
+from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_intact
 from tasks.common.errors import AttendError, reason_of
 from tasks.common.log import log
 from tasks.mlflow_store import tracking
@@ -42,7 +42,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         if not (files / BUNDLE).is_dir():
             raise AttendError(f"{registered.address}: is not a captioner that attend registered: give one that is")
         for bundle in (kept, files / BUNDLE):
-            if bundle.is_dir() and not is_whole(bundle):
+            if bundle.is_dir() and not is_intact(bundle):
                 raise AttendError(f"{registered.address}: {bundle}: is damaged: run `attend run` again")
         check_bundle(files / BUNDLE, registered.address)  # otherwise this program could not use the folder
         if kept.is_dir():

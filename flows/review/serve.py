@@ -26,10 +26,10 @@ from tasks.common.wording import counted
 from tasks.datasets.corrections import Answer, add_answers, answers_lock, read_answers
 from tasks.mlflow_store.versions import find_captioner
 from tasks.registry.reviewed import note_answers
-from tasks.review.assignments import KEPT, Asked, Assignments, Held
+from tasks.review.assignments import KEPT, Assignments, ChosenQuestion, HeldQuestion
 
 TOKEN = "ATTEND_REVIEW_TOKEN"  # the name of a variable
-_HELD = TypeAdapter(dict[str, Held])
+_HELD = TypeAdapter(dict[str, HeldQuestion])
 
 
 def serve_review(options: QueueOptions, host: str, port: int) -> int:
@@ -46,7 +46,7 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
     with record.alone():
         queue = questions_of(options)
         held = {one.asked.question.picture for one in record.held().values()}
-        asked = [Asked(*item, queue.model) for item in queue.questions if item[0].picture not in held]
+        asked = [ChosenQuestion(*item, queue.model) for item in queue.questions if item[0].picture not in held]
         # The questions that people already have count towards the number.
         assignments = Assignments(asked[: max(options.number - len(held), 0)], record)
         number = assignments.counts[0]
@@ -109,13 +109,13 @@ class AnswerFile:
         with answers_lock(self._answers):
             add_answers(self._answers, [answer])
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldQuestion]:
         return self._before
 
-    def hold(self, held: Mapping[str, Held]) -> None:
+    def hold(self, held: Mapping[str, HeldQuestion]) -> None:
         write_atomically(self._held, _HELD.dump_json(dict(held)).decode())
 
-    def _read_held(self) -> dict[str, Held]:
+    def _read_held(self) -> dict[str, HeldQuestion]:
         """Return the questions of people who were recently active.
 
         If the file is missing or damaged, return none: people are then asked other questions.

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from flows.serving.served import LoadedModel, Served
-from tasks.captioner.load_bundle import kept_digest, load_bundle
+from tasks.captioner.load_bundle import load_bundle, stored_digest
 from tasks.common.errors import AttendError
 
 
@@ -19,7 +19,7 @@ class ExportedModel(Served):
         super().__init__(seconds)
 
     def _identity(self) -> str:
-        return kept_digest(self._folder)
+        return stored_digest(self._folder)
 
     def _load(self) -> LoadedModel:
         shown = str(self._folder)

@@ -42,13 +42,13 @@ def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
             f"encoder.projection: {path}: is {matrix.shape} {matrix.dtype}: a matrix of floats that gives {channels} "
             "channels is needed, and no NaN in it"
         )
-    own = backbone.declared.channels or max(matrix.shape)
-    if (channels, own) not in (matrix.shape, matrix.shape[::-1]):
+    native = backbone.declared.channels or max(matrix.shape)
+    if (channels, native) not in (matrix.shape, matrix.shape[::-1]):
         raise AttendError(
-            f"encoder.projection: {path}: is {matrix.shape}, but {encoder.backbone} has {own} channels: give the "
+            f"encoder.projection: {path}: is {matrix.shape}, but {encoder.backbone} has {native} channels: give the "
             "matrix that made the grids"
         )
-    matrix = matrix if matrix.shape == (channels, own) else matrix.T
+    matrix = matrix if matrix.shape == (channels, native) else matrix.T
     projection = torch.from_numpy(np.ascontiguousarray(matrix, dtype=np.float32))
     backbone.project(projection)
     return backbone
@@ -66,10 +66,10 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
     worst, name = 0.0, ""
     for path, digest in examples[:_COMPARED]:
         try:
-            made = torch.from_numpy(captioner.grids([path.read_bytes()])[0]).float()
+            encoded = torch.from_numpy(captioner.grids([path.read_bytes()])[0]).float()
         except ValueError as error:
             raise AttendError(f"encoder.examples: {path}: {error}") from None
-        difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())
+        difference = _relative(encoded, torch.from_numpy(grids.read([digest])[0]).float())
         if not difference <= worst:  # also true for NaN
             worst, name = difference, str(path)
     if not worst <= _TOLERANCE:
@@ -91,20 +91,20 @@ def _examples(encoder: EncoderConfig, manifest: Artifact) -> list[tuple[Path, st
         for split in SPLITS
         for picture in read_pictures(manifest.path, split)
     }
-    found = [
+    examples = [
         (path, digest_by_row[int(path.stem)])
         for path in picture_files(folder)
         if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) in digest_by_row
     ]
-    if not found:
+    if not examples:
         raise AttendError(
             f"encoder.examples: {folder}: no photograph there is named by the number of a grid, such as 0.jpg, 17.jpg"
         )
-    return found
+    return examples
 
 
-def _relative(ours: Tensor, given: Tensor) -> float:
-    """Return |ours - given| / |given|; infinite if the shapes differ."""
-    if ours.shape != given.shape:
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    """Return |actual - expected| / |expected|; infinite if the shapes differ."""
+    if actual.shape != expected.shape:
         return float("inf")
-    return float((ours - given).norm() / given.norm().clamp_min(1e-9))
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-9))

@@ -29,7 +29,7 @@ class LoadedBundle(NamedTuple):
     requests: Any
 
 
-def kept_digest(folder: Path) -> str:
+def stored_digest(folder: Path) -> str:
     """Return the digest in a bundle's bundle.json.
 
     Raises OSError, ValueError, KeyError or TypeError if there is none.
@@ -37,13 +37,13 @@ def kept_digest(folder: Path) -> str:
     return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
 
 
-def is_whole(folder: Path) -> bool:
+def is_intact(folder: Path) -> bool:
     """Return whether a bundle's files match the digest in its bundle.json, which is also checked when it is loaded.
 
     Raises OSError if a file cannot be read.
     """
     try:
-        return kept_digest(folder) == digest_of_files(folder)
+        return stored_digest(folder) == digest_of_files(folder)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
 
@@ -76,10 +76,10 @@ def check_captioner(config: Mapping[str, Any], shown: str) -> None:
 
     config: its config.json. shown: its name, for the message.
     """
-    found = config.get("format")
-    if found != FORMAT:
+    version = config.get("format")
+    if version != FORMAT:
         raise AttendError(
-            f"{shown}: another version of attend wrote it (format {found or 1}; this one reads {FORMAT}): train it "
+            f"{shown}: another version of attend wrote it (format {version or 1}; this one reads {FORMAT}): train it "
             "again, or use the version that wrote it; MLflow captions with a registered one as before"
         )
 

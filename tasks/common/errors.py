@@ -22,14 +22,14 @@ class TransientError(AttendError, OSError):
     """A failure that may pass within a minute, and is worth a retry before it is reported."""
 
 
-def check_format(found: object, known: int, where: str) -> None:
+def check_format(value: object, latest: int, where: str) -> None:
     """Raise AttendError if a file's format is later than the one that this program reads, or is no number.
 
     where: the file, for the message.
     """
-    if type(found) is not int or found > known:
+    if type(value) is not int or value > latest:
         raise AttendError(
-            f"{where}: has format {str(found)[:20]}, and this version of attend reads formats up to {known}: a later "
+            f"{where}: has format {str(value)[:20]}, and this version of attend reads formats up to {latest}: a later "
             "version wrote it; nothing is changed: use that version"
         )
 
@@ -71,10 +71,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
 
 
-def check_known(name: str, kind: str, known: Iterable[str]) -> None:
+def check_known(name: str, kind: str, names: Iterable[str]) -> None:
     """Raise ValueError, with the closest known name, if `name` is not one of the known names.
 
     kind: what the name refers to, for the message.
     """
-    if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")
+    if name not in names:
+        raise ValueError(f"unknown {kind} {name!r}{suggestion(name, names)}")

@@ -68,7 +68,7 @@ def flush_all(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file to write, and rename it to `path` if the block ends without an exception.
 
     So `path` never has a part of the new content. If the block fails, the temporary file is removed.
@@ -84,7 +84,7 @@ def write_whole(path: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees either the old text or the new one, never a part."""
-    with write_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -102,7 +102,7 @@ def free_name(path: Path) -> Path:
 
 
 def drop_temporaries(folders: Iterable[Path]) -> None:
-    """Remove from these folders the temporary files of processes that were killed in `write_whole`."""
+    """Remove from these folders the temporary files of processes that were killed in `atomic_file`."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
             # ValueError: the name has no process id. PermissionError: the process is another user's, and is alive.

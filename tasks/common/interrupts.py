@@ -11,10 +11,10 @@ from tasks.common.log import log
 
 
 @contextmanager
-def deferred_interrupt(what: str) -> Iterator[Callable[[], bool]]:
+def deferred_interrupt(work: str) -> Iterator[Callable[[], bool]]:
     """Defer SIGINT: yield a function that returns whether one came. A second one raises KeyboardInterrupt at once.
 
-    what: the work that is finished first, for the message. Outside the main thread, where signals never arrive, nothing
+    work: the work that is finished first, for the message. Outside the main thread, where signals never arrive, nothing
     is deferred.
     """
     came = threading.Event()
@@ -26,7 +26,7 @@ def deferred_interrupt(what: str) -> Iterator[Callable[[], bool]]:
         if came.is_set():
             raise KeyboardInterrupt
         came.set()
-        log.info(f"stopping after {what}; Ctrl-C again stops at once")
+        log.info(f"stopping after {work}; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, handle)
     try:

@@ -102,7 +102,7 @@ def in_parts(items: Sequence[Item], size: int, label: str) -> Iterator[Sequence[
             bar.advance(len(part))
 
 
-def lasting(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration in words: `12 s`, `5 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

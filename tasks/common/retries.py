@@ -20,11 +20,11 @@ _OF_HTTP = {"ConnectionError", "Timeout", "ConnectTimeout", "ReadTimeout", "Chun
 _OF_MLFLOW = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED"}
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether the failure is one of a disk, network, database or server that may recover by itself."""
     module, name = type(error).__module__.split(".")[0], type(error).__name__
     if isinstance(error, URLError) and isinstance(error.reason, BaseException):
-        return may_pass(error.reason)
+        return is_transient(error.reason)
     if module in ("requests", "urllib3"):
         return name in _OF_HTTP
     if module == "mlflow":

@@ -104,9 +104,9 @@ class DecoderConfig(Section):
     def _check(self) -> DecoderConfig:
         check_known(self.name, "decoder", DECODERS)
         member = DECODERS[self.name]
-        known = {item.name for item in fields(member.options)}
+        option_names = {item.name for item in fields(member.options)}
         for name in self._given():
-            if name not in known:
+            if name not in option_names:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not member.attends:
             raise ValueError(

@@ -36,26 +36,26 @@ class SectionReference:
 
 def sections() -> dict[str, SectionReference]:
     """Return every section of a config by name; `data` has an entry for each adapter, `data.NAME`."""
-    found = {_GENERAL: SectionReference("Settings outside the sections.", [])}
+    references = {_GENERAL: SectionReference("Settings outside the sections.", [])}
     for name, field in Config.model_fields.items():
         if field.exclude:
             continue
         if name == "data":
             for adapter, kind in ADAPTERS.items():
-                found[f"data.{adapter}"] = _section(kind, "data")
+                references[f"data.{adapter}"] = _section(kind, "data")
             continue
         section = section_of(field)
         if section is None:
-            found[_GENERAL].settings.append(_setting(name, field))
+            references[_GENERAL].settings.append(_setting(name, field))
         else:
-            found[name] = _section(section, name)
-    return found
+            references[name] = _section(section, name)
+    return references
 
 
 def _section(kind: Any, name: str) -> SectionReference:
     about = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-    own = {key: field for key, field in kind.model_fields.items() if key not in getattr(kind, "SHARED", ())}
-    return SectionReference(about, [_setting(f"{name}.{key}", field) for key, field in own.items()])
+    model_fields = {key: field for key, field in kind.model_fields.items() if key not in getattr(kind, "SHARED", ())}
+    return SectionReference(about, [_setting(f"{name}.{key}", field) for key, field in model_fields.items()])
 
 
 def _setting(name: str, field: FieldInfo) -> Setting:

@@ -44,9 +44,9 @@ _DESPITE_CONTRADICTIONS = "despite contradictions"  # a validation context
 class ContradictionError(ValueError):
     """An error for sections of a config that contradict each other, with one message per contradiction."""
 
-    def __init__(self, found: list[str]) -> None:
-        super().__init__("; ".join(found))
-        self.found = found
+    def __init__(self, contradictions: list[str]) -> None:
+        super().__init__("; ".join(contradictions))
+        self.contradictions = contradictions
 
 
 class Config(Checked):
@@ -88,9 +88,9 @@ class Config(Checked):
 
     @model_validator(mode="after")
     def _check_sections(self, info: ValidationInfo) -> Config:
-        found = list(self._contradictions())
-        if found and info.context != _DESPITE_CONTRADICTIONS:
-            raise ContradictionError(found)
+        contradictions = list(self._contradictions())
+        if contradictions and info.context != _DESPITE_CONTRADICTIONS:
+            raise ContradictionError(contradictions)
         return self
 
     def _contradictions(self) -> Iterator[str]:
@@ -229,7 +229,7 @@ def refusals(
         values = resolve_preset(with_starting_point(given, find))
     except AttendError as error:
         return [str(error)], None
-    found: list[str] = []
+    lines: list[str] = []
     removed: set[str] = set()
     while True:
         try:
@@ -237,18 +237,18 @@ def refusals(
         except ValidationError as error:
             items = sorted(error.errors(), key=_misspelt_first)
             if not items[0]["loc"]:
-                return found + _refusal(items[0]), Config.model_validate(values, context=_DESPITE_CONTRADICTIONS)
+                return lines + _refusal(items[0]), Config.model_validate(values, context=_DESPITE_CONTRADICTIONS)
             if all(_field(item) in removed for item in items):  # they cannot be removed
-                return found, None
+                return lines, None
             for item in items:
                 if _field(item) not in removed:  # otherwise it is missing because it was invalid
-                    found += _refusal(item)
+                    lines += _refusal(item)
                 if item["type"] == "missing":
-                    return found, None
+                    return lines, None
                 _remove(values, _field(item))
                 removed.add(_field(item))
         else:
-            return found, Config.model_validate(values)
+            return lines, Config.model_validate(values)
 
 
 def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetOptions | None:
@@ -262,9 +262,9 @@ def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetO
 def _field(item: ErrorDetails) -> str:
     """Return the dotted name of a field that pydantic refuses, without the adapter in its location."""
     path = [str(part) for part in item["loc"]]
-    for place in (1, 3):  # the adapter of `data`, then that of one of data.sources
-        if path[:1] == ["data"] and path[place : place + 1] and path[place] in ADAPTERS:
-            del path[place]
+    for index in (1, 3):  # the adapter of `data`, then that of one of data.sources
+        if path[:1] == ["data"] and path[index : index + 1] and path[index] in ADAPTERS:
+            del path[index]
     return ".".join(path)
 
 
@@ -288,7 +288,7 @@ def _refusal(item: ErrorDetails) -> list[str]:
     path = field.split(".")
     contradiction = item.get("ctx", {}).get("error")
     if isinstance(contradiction, ContradictionError):
-        return contradiction.found
+        return contradiction.contradictions
     if item["type"] == "extra_forbidden":
         sections = ("training", "decoder", "captions", "grids", "evaluation", "registry", "machine")
         elsewhere = [f"{section}.{field}" for section in sections if field in _known_fields([section], ())]
@@ -302,8 +302,8 @@ def _refusal(item: ErrorDetails) -> list[str]:
     if item["type"] == "missing":
         return [f"{field}: is missing"]
     message = _PLAIN.get(item["type"]) or item["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(item["input"], dict) else f" (given {reprlib.repr(item['input'])})"
-    return [f"{field}: {message}{given}" if field else message]
+    received = "" if isinstance(item["input"], dict) else f" (given {reprlib.repr(item['input'])})"
+    return [f"{field}: {message}{received}" if field else message]
 
 
 # Other names of adapters.

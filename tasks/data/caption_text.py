@@ -43,32 +43,32 @@ def markup(texts: Iterable[str]) -> Counter[str]:
 
 def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the number of captions that are lists, objects or several in one text, with the first one of each kind."""
-    found: dict[str, list[tuple[Row, str]]] = {}  # by the setting `lists` that would split them
+    examples: dict[str, list[tuple[Row, str]]] = {}  # by the setting `lists` that would split them
     for row in rows:
         for text in row.captions:
-            first, *others = _BETWEEN.split(text)  # every second item is a separator
-            parts = [part for part in (first, *others[1::2]) if part.strip()]
+            first, *rest = _BETWEEN.split(text)  # every second item is a separator
+            parts = [part for part in (first, *rest[1::2]) if part.strip()]
             if _LIST.fullmatch(text):
-                found.setdefault("json", []).append((row, text))
+                examples.setdefault("json", []).append((row, text))
             elif len(parts) > 1 and all(word_count(part) >= FEWEST_WORDS for part in parts):
-                found.setdefault(others[0], []).append((row, text))
-    for lists, captions in found.items():
+                examples.setdefault(rest[0], []).append((row, text))
+    for lists, captions in examples.items():
         row, text = captions[0]
-        what = "lists or objects" if lists == "json" else f"{lists!r} between parts of several words"
+        form = "lists or objects" if lists == "json" else f"{lists!r} between parts of several words"
         yield (
-            f"{what}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
+            f"{form}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
             f"({row.where}), {shortened(text, 60)!r}: if these are several captions, write each as a text of its own, "
             f"or set the table's `lists` to {'json for lists of texts in []' if lists == 'json' else repr(lists)}"
         )
 
 
 def unknown_share(
-    known: Iterable[str], texts: Sequence[str], least: int, words_of: Callable[[str], list[str]]
+    training: Iterable[str], texts: Sequence[str], least: int, words_of: Callable[[str], list[str]]
 ) -> float:
     """Return the share of words in `texts` that are not in the training vocabulary.
 
-    known: the captions of train. least: how often a word must occur in them. words_of: returns the words of a text.
+    training: the captions of train. least: how often a word must occur in them. words_of: returns the words of a text.
     """
-    counts = Counter(word for text in known for word in words_of(text))
+    counts = Counter(word for text in training for word in words_of(text))
     words = [word for text in texts for word in words_of(text)]
     return sum(counts[word] < least for word in words) / max(len(words), 1)

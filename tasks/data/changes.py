@@ -36,18 +36,18 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
     new = {name: digests[path] for name, path in paths.items()}
     rows, notes = joined(rows, new, data, faults)
     new = {row.name: new[row.name] for row in rows}
-    gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    removed_names, added = old.keys() - new.keys(), new.keys() - old.keys()
     answers = tuple(prefix for prefix, source in data.parts().items() if isinstance(source, Corrections))
     answered = {name for name in added if name.startswith(answers)}
     added -= answered
     # A picture that is missing under one name and present under another, with the same content, is renamed.
-    names_gone = {old[name]["digest"] for name in gone}
+    names_gone = {old[name]["digest"] for name in removed_names}
     names_added = {new[name] for name in added}
     renamed = sum(new[name] in names_gone for name in added)
     both = [row for row in rows if row.name in old]
     counts = {
         "added": len(added) - renamed,
-        "gone": sum(old[name]["digest"] not in names_added for name in gone),
+        "gone": sum(old[name]["digest"] not in names_added for name in removed_names),
         "changed": sum(new[row.name] != old[row.name]["digest"] for row in both),
         "renamed": renamed,
         "with other captions": sum(
@@ -55,10 +55,10 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
         ),
         "in another split": sum(row.split is not None and row.split != old[row.name]["split"] for row in both),
     }
-    told = [(number, what) for what, number in counts.items() if number]
-    parts = [f"{number:,} {what}" for number, what in told]
-    if told:
-        parts[0] = f"{counted(told[0][0], 'picture')} {told[0][1]}"
+    nonzero = [(number, change) for change, number in counts.items() if number]
+    parts = [f"{number:,} {change}" for number, change in nonzero]
+    if nonzero:
+        parts[0] = f"{counted(nonzero[0][0], 'picture')} {nonzero[0][1]}"
     if answered:
         parts += [counted(len(answered), "new answer"), *notes]
     if faults.found:

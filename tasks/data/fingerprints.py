@@ -51,16 +51,16 @@ class Fingerprints:
         pictures: digest of a file's content -> the file. A picture that cannot be decoded has a fingerprint without
         frames; a file that cannot be read is left out, and tried again the next time.
         """
-        found = self._kept(list(pictures))
-        new = [(digest, path) for digest, path in pictures.items() if digest not in found]
+        fingerprints = self._kept(list(pictures))
+        new = [(digest, path) for digest, path in pictures.items() if digest not in fingerprints]
         with Bar(len(new), "fingerprints of pictures", "pictures", says_end=False) as bar:
             computed = zip(new, map_in_threads(_fingerprint_of_file, [path for _, path in new]), strict=True)
             while batch := list(islice(computed, _KEPT_AT_ONCE)):
                 fresh = {digest: frames for (digest, _), frames in batch if frames is not None}
                 self._keep(fresh)
-                found |= fresh
+                fingerprints |= fresh
                 bar.advance(len(batch))
-        return found
+        return fingerprints
 
     def _kept(self, digests: list[str]) -> dict[str, Frames]:
         """Return the cached fingerprints, by digest."""
@@ -108,8 +108,8 @@ def fingerprint(data: bytes) -> Frames:
     around = all(edge != outer for edge, outer in zip(within, whole, strict=True))
     planes = picture.convert("YCbCr").split()
     frames = [_frame(planes, box) for box in dict.fromkeys([within] if around else [whole, within])]
-    kept = [frame for frame in frames if frame[: SIDE * SIDE].std() >= _PLAIN]
-    return np.stack(kept) if kept else _NONE
+    usable = [frame for frame in frames if frame[: SIDE * SIDE].std() >= _PLAIN]
+    return np.stack(usable) if usable else _NONE
 
 
 def _frame(planes: tuple[Image.Image, ...], box: tuple[int, int, int, int]) -> Frames:

@@ -102,10 +102,10 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     products = {split: digest_of([[p.digest, p.captions, p.facts] for p in content[split]]) for split in present}
     products["pictures"] = digest_of(sorted({record["digest"] for record in records}))
     products["splits"] = digest_of([[split, products[split]] for split in present])
-    given = data.given_words()
-    if given is not None:
-        (out / GIVEN_WORDS).write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
-        products["words"] = digest_of(given)
+    vocabulary = data.given_words()
+    if vocabulary is not None:
+        (out / GIVEN_WORDS).write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+        products["words"] = digest_of(vocabulary)
     for split in ("train", "dev"):
         if split not in present:
             raise AttendError(f"{data.place}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")
@@ -155,14 +155,14 @@ def valid_rows(
     generated: the folder for pictures from the adapter. pictures: all picture files of the data set. Raises
     AttendError if no row is valid.
     """
-    known = {picture.name for picture in pictures}
+    names = {picture.name for picture in pictures}
     # macOS separates accents from letters in file names, unlike most programs.
-    composed = {unicodedata.normalize("NFC", name): name for name in known}
+    composed = {unicodedata.normalize("NFC", name): name for name in names}
     where_by_name: dict[str, str] = {}
     finders: dict[str, PictureFinder] = {}  # by the prefix of their names, for advice on missing pictures
     valid = []
     for row in rows:
-        name = row.name if row.name in known else composed.get(unicodedata.normalize("NFC", row.name), row.name)
+        name = row.name if row.name in names else composed.get(unicodedata.normalize("NFC", row.name), row.name)
         with faults.of_row():
             if name in where_by_name:
                 raise AttendError(
@@ -171,12 +171,12 @@ def valid_rows(
             where_by_name[name] = row.where
             if not row.captions:
                 raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
-            if name not in known:
+            if name not in names:
                 prefix = data.prefix_of(name)
                 if prefix not in finders:
                     folder = data.parts()[prefix].image_folder(generated / prefix)
-                    own = (other.removeprefix(prefix) for other in known if other.startswith(prefix))
-                    finders[prefix] = PictureFinder(folder, own)
+                    inner_names = (other.removeprefix(prefix) for other in names if other.startswith(prefix))
+                    finders[prefix] = PictureFinder(folder, inner_names)
                 finders[prefix].one(name.removeprefix(prefix), [], row.where)
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
@@ -226,8 +226,8 @@ def files_by_digest(manifest: Path, data: DatasetOptions, digests: Collection[st
     manifest: the folder of the `ingest` artifact. data: its data set. digests: of the wanted pictures; None for all. Of
     several copies, the first by name is returned.
     """
-    wanted = None if digests is None else [("digest", "in", list(digests))]
-    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"], filters=wanted).to_pylist()[::-1]
+    filters = None if digests is None else [("digest", "in", list(digests))]
+    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"], filters=filters).to_pylist()[::-1]
     paths = paths_of(data, [record["name"] for record in table], manifest / GENERATED_FOLDER)
     return {record["digest"]: paths[record["name"]] for record in table}
 
@@ -237,11 +237,11 @@ def sources_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, set[str
 
     Arguments as in `files_by_digest`.
     """
-    found: dict[str, set[str]] = {}
+    sources: dict[str, set[str]] = {}
     for record in pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist():
         if prefix := data.prefix_of(record["name"]):
-            found.setdefault(record["digest"], set()).add(prefix.rstrip("/"))
-    return found
+            sources.setdefault(record["digest"], set()).add(prefix.rstrip("/"))
+    return sources
 
 
 def files_by_name(manifest: Path, data: DatasetOptions) -> dict[str, Path]:

@@ -153,26 +153,26 @@ class _Index:
             probed = keys ^ flipped
             stops = ends[probed]
             starts = np.where(probed > 0, ends[probed - 1], 0)
-            for asked, places in _ranges(starts, stops):
-                yield self._similar(asked, order[places], roots)
+            for queries, positions in _ranges(starts, stops):
+                yield self._similar(queries, order[positions], roots)
 
-    def _similar(self, asked: Integers, held: Integers, roots: Integers) -> _Candidates:
+    def _similar(self, queries: Integers, held: Integers, roots: Integers) -> _Candidates:
         """Return the pairs with similar descriptors, best first; for each two pictures only the most similar pair."""
         frames, crops = len(self._owners), len(_CROPS)
-        apart = roots[self._owners[asked % frames]] != roots[self._owners[held // crops]]
-        asked, held = asked[apart], held[apart]
-        differences = np.bitwise_count(self._asked_sketches[asked] ^ self._held_sketches[held]).sum(axis=1)
+        apart = roots[self._owners[queries % frames]] != roots[self._owners[held // crops]]
+        queries, held = queries[apart], held[apart]
+        differences = np.bitwise_count(self._asked_sketches[queries] ^ self._held_sketches[held]).sum(axis=1)
         near = differences <= _SKETCH_DIFFERENCES
-        asked, held = asked[near], held[near]
-        products = np.einsum("pc,pc->p", self._asked[asked], self._held[held], dtype=np.int64)
-        cosines = products / (self._asked_norms[asked] * self._held_norms[held])
+        queries, held = queries[near], held[near]
+        products = np.einsum("pc,pc->p", self._asked[queries], self._held[held], dtype=np.int64)
+        cosines = products / (self._asked_norms[queries] * self._held_norms[held])
         similar = cosines >= _SIMILAR
-        asked, held, cosines = asked[similar], held[similar], cosines[similar]
-        best = np.lexsort((held, asked, -cosines))
-        _, first = np.unique(np.stack([asked, held // crops], axis=1)[best], axis=0, return_index=True)
+        queries, held, cosines = queries[similar], held[similar], cosines[similar]
+        best = np.lexsort((held, queries, -cosines))
+        _, first = np.unique(np.stack([queries, held // crops], axis=1)[best], axis=0, return_index=True)
         chosen = best[np.sort(first)]
-        asked, held = asked[chosen], held[chosen]
-        return _Candidates(asked % frames, asked // frames, held // crops, held % crops)
+        queries, held = queries[chosen], held[chosen]
+        return _Candidates(queries % frames, queries // frames, held // crops, held % crops)
 
 
 def _ranges(starts: Integers, stops: Integers) -> Iterator[tuple[Integers, Integers]]:
@@ -276,7 +276,7 @@ def _agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) 
     """
     luma, other = _planes(frames, mirrored)[0], _planes(others, np.zeros_like(mirrored))[0]
     overlays = _overlays(SIDE, _OVERLAID)
-    laid = _laid(overlays, other, *_cuts_of(crops))
+    laid = _resampled(overlays, other, *_cuts_of(crops))
     hopeful = _correlation(overlays[0] @ luma @ overlays[0].T, laid) >= _HOPEFUL
     agree = np.zeros(len(frames), np.bool_)
     agree[hopeful] = _aligned_agree(frames[hopeful], mirrored[hopeful], others[hopeful], crops[hopeful])
@@ -299,22 +299,22 @@ def _aligned_agree(frames: Frames, mirrored: Integers, others: Frames, crops: In
     overlays = _overlays(SIDE, _OVERLAID)
     whole = overlays[0] @ luma @ overlays[0].T
     down, across = _cuts_of(crops)
-    best = _correlation(whole, _laid(overlays, other_luma, down, across))
+    best = _correlation(whole, _resampled(overlays, other_luma, down, across))
     for _ in range(_ROUNDS):
         before = best
         part = other_luma @ overlays[_number(across)].transpose(0, 2, 1)
-        down, best = _improved(overlays, down, best, whole, part)
+        down, best = _refined_cuts(overlays, down, best, whole, part)
         part = other_luma.transpose(0, 2, 1) @ overlays[_number(down)].transpose(0, 2, 1)
-        across, best = _improved(overlays, across, best, whole.transpose(0, 2, 1), part)
+        across, best = _refined_cuts(overlays, across, best, whole.transpose(0, 2, 1), part)
         if (best == before).all():
             break
-    laid = _laid(overlays, other_luma, down, across)
+    laid = _resampled(overlays, other_luma, down, across)
     same = best >= _AGREEMENT
     for axis in (1, 2):
         same &= _correlation(np.diff(whole, axis=axis), np.diff(laid, axis=axis)) >= _EDGES_AGREE
     small = _overlays(CHROMA_SIDE, CHROMA_SIDE // 2)
     for own, other in zip(tints, other_tints, strict=True):
-        difference = small[0] @ own @ small[0].T - _laid(small, other, down, across)
+        difference = small[0] @ own @ small[0].T - _resampled(small, other, down, across)
         same &= np.abs(difference).mean(axis=(1, 2)) <= _COLOURS * _UNIT**2
     return same
 
@@ -344,12 +344,12 @@ def _number(cuts: Integers) -> Integers:
     return cuts[:, 0] * (_DEEPEST + 1) + cuts[:, 1]
 
 
-def _laid(overlays: Exact, planes: Exact, down: Integers, across: Integers) -> Exact:
+def _resampled(overlays: Exact, planes: Exact, down: Integers, across: Integers) -> Exact:
     """Return the part of planes left by cuts, in the cells of `overlays`: (P, cells, cells). down, across: (P, 2)."""
     return overlays[_number(down)] @ planes @ overlays[_number(across)].transpose(0, 2, 1)
 
 
-def _improved(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: Exact) -> tuple[Integers, Exact]:
+def _refined_cuts(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: Exact) -> tuple[Integers, Exact]:
     """Return the cuts along one axis, at most one step from the given ones, that agree best, and their correlation.
 
     cuts: (P, 2). best: (P,), their correlation. whole: (P, cells, cells). part: (P, side, cells), already cut along the

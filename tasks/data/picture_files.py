@@ -42,11 +42,11 @@ def picture_faults(paths: Sequence[Path], sample: int) -> PictureFaults:
     """
     drawn = set(random.Random(0).sample(range(len(paths)), min(sample, len(paths))))
     numbered = [(path, number in drawn) for number, path in enumerate(paths)]
-    found: dict[Kind, dict[Path, str]] = {"header": {}, "pixels": {}, "one colour": {}}
+    faults: dict[Kind, dict[Path, str]] = {"header": {}, "pixels": {}, "one colour": {}}
     for path, fault in zip(paths, map_in_threads(_fault, numbered), strict=True):
         if fault is not None:
-            found[fault[0]][path] = fault[1]
-    return PictureFaults(*found.values())
+            faults[fault[0]][path] = fault[1]
+    return PictureFaults(*faults.values())
 
 
 def _fault(picture: tuple[Path, bool]) -> tuple[Kind, str] | None:

@@ -13,7 +13,7 @@ from tasks.datasets.base import SPLITS, DatasetOptions, Row
 from tasks.datasets.faults import Faults
 
 
-class Divided(NamedTuple):
+class SplitAssignment(NamedTuple):
     """The split of each picture. note: the divided pictures, as part of a sentence; empty if there were none."""
 
     splits: list[str]
@@ -22,7 +22,7 @@ class Divided(NamedTuple):
 
 def divide(
     pictures: Sequence[tuple[str | None, str]], data: DatasetOptions, alike: Sequence[Sequence[str]] = ()
-) -> Divided:
+) -> SplitAssignment:
     """Return the split of each picture, a function of the pictures' contents and given splits alone.
 
     pictures: the split that the data set gives, if any, and the digest, of each. Pictures without a split are divided
@@ -35,9 +35,9 @@ def divide(
     together = ", near-duplicates together" if alike else ""
     if undivided:
         splits = _together(splits, digests, [split is None for split, _ in pictures], alike)
-        return Divided(splits, f"{counted(undivided, 'picture')} without a split, divided by content{together}")
+        return SplitAssignment(splits, f"{counted(undivided, 'picture')} without a split, divided by content{together}")
     if not divides((split for split, _ in pictures), data):
-        return Divided(splits, "")
+        return SplitAssignment(splits, "")
     was_train = [split == "train" for split in splits]
     splits = [
         "dev" if movable and fraction("split", digest) < data.dev_share else split
@@ -46,7 +46,7 @@ def divide(
     splits = _together(splits, digests, was_train, alike)
     taken = splits.count("dev")
     note = f"no dev split: {counted(taken, 'picture')} of train, chosen by content{together}, became it"
-    return Divided(splits, note if taken else "")
+    return SplitAssignment(splits, note if taken else "")
 
 
 def divides(given: Iterable[str | None], data: DatasetOptions) -> bool:
@@ -103,16 +103,16 @@ def joined(
         first.setdefault(digests[row.name], row)
     divided = divide([(row.split, digest) for digest, row in first.items()], data, alike).splits
     split_of = {digest: row.split or split for (digest, row), split in zip(first.items(), divided, strict=True)}
-    kept: list[Row] = []
+    joined_rows: list[Row] = []
     left_out: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         digest = digests[row.name]
         earlier = first[digest]
         sources = data.prefix_of(earlier.name), data.prefix_of(row.name)
         if sources[0] == sources[1]:
-            kept.append(row)
+            joined_rows.append(row)
         elif row.split in (None, split_of[digest]):
-            kept.append(replace(row, split=earlier.split))
+            joined_rows.append(replace(row, split=earlier.split))
         else:
             left_out.setdefault(sources, []).append(row.name)
     notes = [
@@ -120,7 +120,7 @@ def joined(
         f"{names[0]}"
         for (earlier, later), names in left_out.items()
     ]
-    return kept, notes
+    return joined_rows, notes
 
 
 def _about_their_pictures(rows: Sequence[Row], digests: Mapping[str, str], faults: Faults) -> Iterator[Row]:

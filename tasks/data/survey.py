@@ -81,13 +81,13 @@ class Survey:
         return [row for row, own in zip(self.rows, self.splits, strict=True) if own == split]
 
 
-def uncaptioned(found: Survey, data: DatasetOptions) -> list[str]:
+def uncaptioned(survey: Survey, data: DatasetOptions) -> list[str]:
     """Return the names of the picture files that no row of any source names; sources may share a folder."""
     parts = data.parts()
-    names = [item.name for item in found.pictures if parts[data.prefix_of(item.name)].expects_captions]
+    names = [item.name for item in survey.pictures if parts[data.prefix_of(item.name)].expects_captions]
     if data.unpacks:  # into separate folders
-        return [name for name in names if name not in found.paths]
-    captioned = {path.absolute() for path in found.paths.values()}
+        return [name for name in names if name not in survey.paths]
+    captioned = {path.absolute() for path in survey.paths.values()}
     paths = paths_of(data, names, Path())
     left = {path.absolute(): name for name, path in paths.items() if path.absolute() not in captioned}
     return sorted(left.values())
@@ -129,8 +129,8 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     notes: list[str] = []
     if of_rows is not None:
         rows, notes = joined(rows, of_rows, data, faults, alike or [] if data.near_duplicates == "together" else [])
-    found = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
-    return found if of_rows is None and any(row.split is None for row in rows) else found.divided(data)
+    result = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
+    return result if of_rows is None and any(row.split is None for row in rows) else result.divided(data)
 
 
 def _digests(paths: dict[str, Path], database: Path) -> dict[str, str]:

@@ -48,8 +48,8 @@ class Tensorise(Stage):
         return {"captions": self.captions}
 
     def needs(self) -> tuple[Product, ...]:
-        given = (self.manifest.given_words,) if self.captions.vocabulary == "given" else ()
-        return (self.manifest.captions, *given)
+        words = (self.manifest.given_words,) if self.captions.vocabulary == "given" else ()
+        return (self.manifest.captions, *words)
 
     def inputs(self) -> dict[str, str]:
         if self.captions.vocabulary != "joined" or self.start is None:

@@ -31,9 +31,9 @@ def tokeniser(name: str) -> Tokeniser:
     split = _splitter(name)
 
     def tokenise(text: str) -> list[str]:
-        first, *others = " ".join(text.split()).split(SPECIAL[UNK])
+        first, *rest = " ".join(text.split()).split(SPECIAL[UNK])
         tokens = split(first)
-        for part in others:
+        for part in rest:
             tokens += [SPECIAL[UNK], *split(part)]
         return tokens
 

@@ -90,12 +90,12 @@ def _opened(file: Path) -> Iterator[Any]:
             raise AttendError(f"{file}: cannot be read as an array: {reason_of(error)}") from None
         names = list(arrays) if len(arrays) == 1 else [name for name in arrays if arrays[name].ndim in (3, 4)]
         if len(names) != 1:
-            found = ", ".join(names) or "none"
-            raise AttendError(f"{file}: one array of three or four dimensions is needed; there are: {found}")
+            listed_names = ", ".join(names) or "none"
+            raise AttendError(f"{file}: one array of three or four dimensions is needed; there are: {listed_names}")
         yield arrays[names[0]]
 
 
-def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
+def _layout(file: Path, array: Any, layout_setting: Layout | None) -> Layout:
     """Return the order of an array's axes. Raises AttendError if it holds no grids, or the order is ambiguous."""
     shape = array.shape
     if array.dtype.kind != "f" or array.ndim not in (3, 4) or not all(shape):
@@ -108,12 +108,12 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
     else:
         fits = {"ncp": _is_square(shape[2]), "npc": _is_square(shape[1])}
     possible = [layout for layout, is_possible in fits.items() if is_possible]
-    if given is not None:
-        if given not in fits or (array.ndim == 3 and given not in possible):
+    if layout_setting is not None:
+        if layout_setting not in fits or (array.ndim == 3 and layout_setting not in possible):
             raise AttendError(
-                f"data.layout: {given} is not possible for {shape}: the positions of a grid form a square"
+                f"data.layout: {layout_setting} is not possible for {shape}: the positions of a grid form a square"
             )
-        return given
+        return layout_setting
     # In (N, 257, 1024), a ViT's tokens including the class token, 1,024 is a square, but not the number of positions.
     has_more_positions = (possible == ["ncp"] and shape[2] > shape[1]) or (possible == ["npc"] and shape[1] > shape[2])
     if len(possible) != 1 or has_more_positions:

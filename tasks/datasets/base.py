@@ -223,9 +223,9 @@ def folder_split(folders: Iterable[str]) -> str | None:
     """
     for folder in folders:
         words = [word for word in re.split(r"[^a-z]+", folder.lower()) if word]
-        found = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
-        if len(found) == 1:
-            return found.pop()
+        splits = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
+        if len(splits) == 1:
+            return splits.pop()
     return None
 
 
@@ -257,7 +257,7 @@ def path_splits(paths: Sequence[Sequence[str]]) -> list[str | None]:
 def file_splits(folder: Path, files: Sequence[Path]) -> list[str | None]:
     """Return the split in each file's name, or else in a folder of its path below `folder`."""
     by_folder = path_splits([file.relative_to(folder).parts[:-1] for file in files])
-    return [folder_split([file.stem]) or own for file, own in zip(files, by_folder, strict=True)]
+    return [folder_split([file.stem]) or parent for file, parent in zip(files, by_folder, strict=True)]
 
 
 def path_folders(name: str, picture: str) -> list[str]:
@@ -354,12 +354,12 @@ def pictures_of(data: DatasetOptions, generated: Path) -> list[PictureFile]:
 
     generated: the folder of pictures that an adapter writes.
     """
-    found: list[PictureFile] = []
+    result: list[PictureFile] = []
     for prefix, part in data.parts().items():
         folder = part.image_folder(generated / prefix)
         pictures = find_pictures(folder, part.suffixes)
-        found += [picture._replace(name=f"{prefix}{picture.name}") for picture in pictures] if prefix else pictures
-    return found
+        result += [picture._replace(name=f"{prefix}{picture.name}") for picture in pictures] if prefix else pictures
+    return result
 
 
 def paths_of(data: DatasetOptions, names: Iterable[str], generated: Path) -> dict[str, Path]:

@@ -104,15 +104,15 @@ class Folder:
             errors |= own_errors
         for read in (self._metadata, self._coco, self._split_tables, self._tars, self._hub):
             try:
-                found = read()
+                result = read()
             except AttendError as error:
                 errors[self.path / str(error).partition(":")[0]] = str(error)
                 continue
-            if found is not None:
-                candidates.append(found)
-        known = {file for item in candidates for file in item.read}
+            if result is not None:
+                candidates.append(result)
+        read_files = {file for item in candidates for file in item.read}
         for path in self._tables():
-            if path not in known:
+            if path not in read_files:
                 try:
                     candidates.append(self.of_file(path))
                 except AttendError as error:
@@ -129,10 +129,10 @@ class Folder:
     def of_text(self, path: Path) -> Reading | None:
         """Return how texts of one picture each are read if this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
-            found, errors = self._of_texts(suffix)
+            readings, errors = self._of_texts(suffix)
             if path in errors:
                 raise AttendError(errors[path])
-            for candidate in found:
+            for candidate in readings:
                 if path in candidate.read:
                     return candidate
         return None
@@ -153,13 +153,13 @@ class Folder:
     def _inner_folders(self) -> list[Path]:
         """Return the folders at any depth that may have captions: annotations/, splits, and those without pictures."""
         with_pictures = {parent for name in self.finder.names for parent in PurePosixPath(name).parents}
-        found = []
+        inner = []
         for path, _ in shown_files(self.path):
             parts = path.relative_to(self.path).parts
             is_named = parts and ("annotations" in parts[-1].lower() or folder_split(parts) is not None)
             if is_named or (parts and PurePosixPath(*parts) not in with_pictures):
-                found.append(path)
-        return found
+                inner.append(path)
+        return inner
 
     def _metadata(self) -> Reading | None:
         files = metadata_files(self.path)
@@ -222,13 +222,13 @@ class Folder:
     def _examined(self, kind: type[RecordOptions], path: Path, file: Path) -> Reading:
         """Return how the adapter `kind` reads the data set at `path`, judging by one of its tables, `file`."""
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
-        options, found = _first_that_reads(kind, forms, file, self.finder)
-        notes = note_on_encoding(file, options.get("encoding", "utf-8"), found.texts)
-        found = found._replace(notes=(*found.notes, *notes))
+        options, columns = _first_that_reads(kind, forms, file, self.finder)
+        notes = note_on_encoding(file, options.get("encoding", "utf-8"), columns.texts)
+        columns = columns._replace(notes=(*columns.notes, *notes))
         usual = path if kind is ImageFolder else usual_images(file.parent)
-        is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not found.is_own
-        images = {} if is_usual else {"images": found.images}
-        return Reading(file, {**options, **found.options, **images}, found, (file,))
+        is_usual = columns.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not columns.is_own
+        images = {} if is_usual else {"images": columns.images}
+        return Reading(file, {**options, **columns.options, **images}, columns, (file,))
 
     def _of_texts(self, suffix: str) -> tuple[list[Reading], dict[Path, str]]:
         """Return the ways to read the text files with this suffix, and why the others are not captions.
@@ -270,8 +270,8 @@ class Folder:
             values = (document.get(options["caption_field"]) for document in documents)
             texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
         else:
-            others = [data for item in items if not is_unicode(data := item.text.read_bytes())]
-            encoding = (encoding_of(b"\n".join(others), items[0].text) if others else None) or "utf-8"
+            not_unicode = [data for item in items if not is_unicode(data := item.text.read_bytes())]
+            encoding = (encoding_of(b"\n".join(not_unicode), items[0].text) if not_unicode else None) or "utf-8"
             options |= {} if encoding == "utf-8" else {"encoding": encoding}
             contents = [read_text(item.text, encoding) for item in sample]
             options |= lines_of(contents)
@@ -299,8 +299,8 @@ class Folder:
                 "named as splits, which are not used: put the others into such folders too"
             )
         pictures = frozenset(self.path / item.pictures[0] for item in items)
-        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, tuple(notes))
-        return Reading(items[0].text, options, found, tuple(item.text for item in items))
+        columns = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, tuple(notes))
+        return Reading(items[0].text, options, columns, tuple(item.text for item in items))
 
     def _tars(self) -> Reading | None:
         return of_tars(self.path) if tar_files(self.path) else None
@@ -360,10 +360,10 @@ def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str,
     if not likely:
         raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
     try:
-        found, notes = caption_column(likely, str(file), "their names", kind="field")
+        field, notes = caption_column(likely, str(file), "their names", kind="field")
     except AttendError as error:
         return next(iter(likely)), [f"{error}: it is read all the same: for another, set data.caption_field"]
-    return columns_of(found)[0], notes
+    return columns_of(field)[0], notes
 
 
 def _other_fields(documents: list[dict[str, object]], file: Path, has_split: bool) -> tuple[str | None, list[str]]:
@@ -431,8 +431,8 @@ def of_rows(path: Path, file: Path) -> Reading:
     options |= {} if lists is None else {"lists": lists}
     texts = tuple(str(text) for value in cells for text in (value if isinstance(value, list) else [value]))
     names = frozenset(file / str(number) for number in range(len(records)))
-    found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, (*notes, *more_notes))
-    return Reading(file, options, found, tuple(item.path for item in files))
+    columns_found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, (*notes, *more_notes))
+    return Reading(file, options, columns_found, tuple(item.path for item in files))
 
 
 def of_tars(path: Path) -> Reading:
@@ -480,5 +480,5 @@ def of_tars(path: Path) -> Reading:
             f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided by content"
         )
     pictures = frozenset(folder / key for key in keys)
-    found = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
-    return Reading(tars[0], options, found, tuple(tars))
+    columns = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
+    return Reading(tars[0], options, columns, tuple(tars))

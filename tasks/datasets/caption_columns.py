@@ -115,11 +115,11 @@ def caption_column(
     kinds = {name: len(set(map(str, values[name]))) / len(values[name]) for name in texts if words[name] >= _FEW_WORDS}
 
     def rank(name: str) -> tuple[bool, bool, bool, tuple[int, int], float]:
-        known = _likeness(str(name))
+        likeness = _likeness(str(name))
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
         is_class = is_class or (kinds.get(name, 1.0) < _SOME and max(kinds.values()) > _HALF)
         is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
-        return is_odd or _are_marks(values[name]), is_odd, is_class, known, -words[name]
+        return is_odd or _are_marks(values[name]), is_odd, is_class, likeness, -words[name]
 
     caption = min(texts, key=rank)
     if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):
@@ -131,15 +131,15 @@ def caption_column(
     is_known = str(caption).lower() in CAPTION_NAMES
     others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
     others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]
-    found = tuple(numbered) if len(numbered) > 1 else caption
+    chosen = tuple(numbered) if len(numbered) > 1 else caption
     odd = _odd_cells(values[caption])
     shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
     none = f", none from {shown}" if others else ""
     note = (
-        f"{where}: captions are read from its {kind} {', '.join(columns_of(found))} "
+        f"{where}: captions are read from its {kind} {', '.join(columns_of(chosen))} "
         f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_{kind}"
     )
-    return found, [note] if others or odd else []
+    return chosen, [note] if others or odd else []
 
 
 def _likeness(name: str) -> tuple[int, int]:

@@ -55,16 +55,16 @@ class Coco(NamedOptions):
         images, captions = self._document(path, faults)
         # In the folder named after the file, or else in one named after its split.
         inside = {name: f"{match['images']}/{name}" if match else name for name, *_ in images.values()}
-        found = finder.find(inside.values())
-        if match is not None and not any(found.values()):
+        pictures = finder.find(inside.values())
+        if match is not None and not any(pictures.values()):
             inside = {name: f"{match['split']}/{name}" for name in inside}
-            found = finder.find(inside.values())
-        level = self.level_of_splits(found)
-        for identifier, (name, where, said) in images.items():
+            pictures = finder.find(inside.values())
+        level = self.level_of_splits(pictures)
+        for identifier, (name, where, split_name) in images.items():
             texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
             with faults.of_row():
-                picture = finder.one(name, found[inside[name]], where)
-                own = parse_split(said, where) if isinstance(said, str) and said else None
+                picture = finder.one(name, pictures[inside[name]], where)
+                own = parse_split(split_name, where) if isinstance(split_name, str) and split_name else None
                 yield Row(picture, texts, split or own or self.split_in(name, picture, level, where), where)
 
     def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:

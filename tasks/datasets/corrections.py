@@ -174,14 +174,14 @@ class Corrections(DatasetOptions):
             by_picture.setdefault(answer["picture"], []).append(answer)
         now = {answer["name"]: answer["picture"] for answer in sorted(answers, key=time_of)}
         folder = self.image_folder(generated)
-        moved, gone = self._moved(now, folder)
-        if gone and len(gone) == len(by_picture):
-            raise AttendError(f"{folder}: has none of the {len(gone):,} photographs of {self.path}: set data.images")
-        if gone:
-            log.warning(f"{self.path}: {counted(len(gone), 'photograph')} not in {folder} any more: left out")
+        moved, missing = self._moved(now, folder)
+        if missing and len(missing) == len(by_picture):
+            raise AttendError(f"{folder}: has none of the {len(missing):,} photographs of {self.path}: set data.images")
+        if missing:
+            log.warning(f"{self.path}: {counted(len(missing), 'photograph')} not in {folder} any more: left out")
         for digest, given in by_picture.items():
             name = moved.get(digest, given[-1]["name"])
-            if digest in gone or now.get(name, digest) != digest:
+            if digest in missing or now.get(name, digest) != digest:
                 continue  # it was removed, or replaced by a picture of the same name that was reviewed since
             captions = dict.fromkeys(answer["given"] for answer in given if answer["verdict"] in GIVING)
             split = "test" if any(answer["chosen"] == "at random" for answer in given) else "train"
@@ -197,5 +197,5 @@ class Corrections(DatasetOptions):
         missing = {digest for name, digest in digests.items() if not (folder / name).is_file()}
         if not missing:
             return {}, set()  # so that no file needs to be read
-        found = {digest_of_file(path): path.relative_to(folder).as_posix() for path in picture_files(folder)}
-        return {digest: found[digest] for digest in missing if digest in found}, missing - found.keys()
+        names = {digest_of_file(path): path.relative_to(folder).as_posix() for path in picture_files(folder)}
+        return {digest: names[digest] for digest in missing if digest in names}, missing - names.keys()

@@ -86,21 +86,21 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
     looks most like captions. Raises AttendError if there are no captions of pictures in any known form, or if several
     files look like captions.
     """
-    given, path = path, path.expanduser().absolute()
+    original, path = path, path.expanduser().absolute()
     if path.is_dir() and captions is None:
         return _of_folder(path)
     if not path.exists():
-        refuse_address(given, "FOLDER|FILE")
+        refuse_address(original, "FOLDER|FILE")
         raise AttendError(f"{path}: no such file or folder")
     if captions is not None and path.is_dir() and not captions.exists() and (path / captions).is_file():
         captions = path / captions
     file = path if captions is None else require_file(captions, "--captions").absolute()
-    found = _of_file(file, path if path.is_dir() else file.parent)
-    unread = _unread(Folder(path), {file, *found.read}, None) if path.is_dir() else []
-    return Detection(found.options, unread, found.notes)
+    detection = _of_file(file, path if path.is_dir() else file.parent)
+    unread = _unread(Folder(path), {file, *detection.read}, None) if path.is_dir() else []
+    return Detection(detection.options, unread, detection.notes)
 
 
-class _Known(NamedTuple):
+class _KnownForm(NamedTuple):
     """How files of a known form are read, and which files. notes: what a person should check."""
 
     options: Options
@@ -135,22 +135,22 @@ def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) ->
     whole = groups[0]
     groups.sort(key=lambda group: not _divides(group, whole))  # the parts, before a table of all of them
     _refuse_classes(groups[0][0], folder.path)
-    parts, others = groups[0], [item for group in groups[1:] for item in group]
+    parts, rest = groups[0], [item for group in groups[1:] for item in group]
     texts = {text for part in parts for text in part.found.texts}
-    copies = [item for item in others if set(item.found.texts) <= texts]
+    copies = [item for item in rest if set(item.found.texts) <= texts]
     close = [group[0] for group in groups[1:] if score(group) > _CLOSE * score(parts) and group[0] not in copies]
     if close:
         shown = "; ".join(f"{item.file.relative_to(folder.path)} ({item})" for item in (parts[0], *close))
         raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
     ordered = sorted(parts, key=lambda part: part.file)
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
-    reasons = errors | {file: str(item) for item in others for file in item.read}
+    reasons = errors | {file: str(item) for item in rest for file in item.read}
     read = {file for part in parts for file in part.read}
     lists = _split_lists(folder.path, read)
     reasons = dict.fromkeys(lists, "may list a split") | reasons
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
     unread = _unread(folder, read, reasons)
-    seen = _given_otherwise(parts, others, errors, lists, folder.path)
+    seen = _given_otherwise(parts, rest, errors, lists, folder.path)
     names = list(options["sources"]) if len(parts) > 1 else [""]
     notes = [
         with_source(f"{name}/" if name else "", note)
@@ -163,7 +163,7 @@ def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) ->
 def _set_aside(folder: Path, read: Collection[Path]) -> Iterator[str]:
     """Yield a note on files that are read although their names, or their folders', say that they were set aside."""
     places = {path.relative_to(folder).with_suffix("") for path in read if path.is_relative_to(folder)}
-    named = sorted({part for place in places for part in place.parts if _SET_ASIDE.search(part)})
+    named = sorted({part for parent in places for part in parent.parts if _SET_ASIDE.search(part)})
     if named:
         yield f"{folder}: {listed(named)} is read too: move it out of the folder if it is not to be trained on"
 
@@ -187,8 +187,8 @@ def _divides(group: list[Reading], whole: list[Reading]) -> bool:
     is_divided = len(names) > 1 and None not in names
     if group is whole or not is_divided or len(whole) > 1:
         return False
-    own = frozenset(picture for item in group for picture in item.found.pictures)
-    return len(own & whole[0].found.pictures) >= _NEARLY_ALL * len(whole[0].found.pictures)
+    pictures = frozenset(picture for item in group for picture in item.found.pictures)
+    return len(pictures & whole[0].found.pictures) >= _NEARLY_ALL * len(whole[0].found.pictures)
 
 
 def _refuse_classes(item: Reading, folder: Path) -> None:
@@ -218,11 +218,11 @@ def _given_otherwise(
         if parts[0].options["adapter"] in ("texts", "webdataset"):
             how = "put the pictures into folders train, dev and test"
         yield f"{folder}: the splits that {shown} may list are not used: {how}"
-    others = [path for path in tables if path not in lists]
-    others += [item.file for item in unread if not item.found.by_number]
-    if others and parts[0].found.by_number:
+    unused = [path for path in tables if path not in lists]
+    unused += [item.file for item in unread if not item.found.by_number]
+    if unused and parts[0].found.by_number:
         yield (
-            f"{parts[0].file}: names pictures by numbers, and {others[0].relative_to(folder)} by names: if its rows "
+            f"{parts[0].file}: names pictures by numbers, and {unused[0].relative_to(folder)} by names: if its rows "
             "say which number is which picture, write the names into the table of captions"
         )
 
@@ -256,8 +256,8 @@ def _joined(folder: Path, parts: list[Reading]) -> Options:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
         while name in sources or not name.strip("-_"):  # names in other scripts may become such
             name = f"{name.strip('-_') or 'captions'}-{len(sources) + 1}"
-        own = part.options.get("split_column") or part.options.get("splits")
-        sources[name] = part.options if split is None or own else {**part.options, "split": split}
+        split_setting = part.options.get("split_column") or part.options.get("splits")
+        sources[name] = part.options if split is None or split_setting else {**part.options, "split": split}
     return {"adapter": "sources", "sources": sources}
 
 
@@ -281,9 +281,9 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | N
         key = (path.parent, path.suffix.lower(), is_orphan)
         groups.setdefault(key, []).append((path, why.removeprefix(f"{path}: ")))
     lines = []
-    for (place, suffix, _), files in groups.items():
+    for (parent, suffix, _), files in groups.items():
         if len(files) > _LISTED:
-            shown = (place.relative_to(folder.path) / f"*{suffix}").as_posix()
+            shown = (parent.relative_to(folder.path) / f"*{suffix}").as_posix()
             first, why = files[0]
             lines.append(f"{shown}: {len(files):,} files, such as {first.name}: {shortened(why, 160)}")
         else:
@@ -316,8 +316,8 @@ def _why_unread(path: Path, folder: Folder) -> str:
 def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     """Return the error for a folder without captions, which says what it has instead."""
     path = folder.path
-    own = [error for file, error in errors.items() if file.parent == path and NO_TEXTS not in error]
-    seen = f" ({'; '.join(own)})" if own else ""
+    own_errors = [error for file, error in errors.items() if file.parent == path and NO_TEXTS not in error]
+    seen = f" ({'; '.join(own_errors)})" if own_errors else ""
     below = [str(inner) for inner in itertools.islice(_subfolders(path), _MOST_SUBFOLDERS) if _holds_captions(inner)]
     if len(below) > 1:
         return AttendError(
@@ -359,10 +359,10 @@ def _what_is_there(folder: Folder) -> str:
     seen = f" (its other files: {', '.join(unknown[:5])})" if unknown else ""
     described = descriptions_in(folder.path / name for name in folder.finder.names)
     if described is not None:
-        place, table = (shlex.quote(str(path)) for path in (folder.path, folder.path / "captions.csv"))
+        root, table = (shlex.quote(str(path)) for path in (folder.path, folder.path / "captions.csv"))
         return (
             f"has {pictures:,} pictures and no captions{seen}, but descriptions in the pictures' own metadata, such as "
-            f"{shortened(described.example, 60)!r}: write them to a table: exiftool -csv -r -{described.field} {place} "
+            f"{shortened(described.example, 60)!r}: write them to a table: exiftool -csv -r -{described.field} {root} "
             f"> {table}"
         )
     return (
@@ -387,16 +387,16 @@ def _holds_captions(folder: Path) -> bool:
         return False
 
 
-def _published(folder: Path) -> _Known | None:
+def _published(folder: Path) -> _KnownForm | None:
     """Return how a folder with the layout of a published data set is read; None for other folders."""
     tokens = next(iter(sorted(folder.glob("**/Flickr8k.token.txt"))), None)
     if tokens is not None:
         options: Options = {"adapter": "flickr8k", "path": tokens.parent}
         lists = tuple(tokens.parent.glob("Flickr_8k.*Images.txt"))
-        return _Known({**options, **_flickr_images(folder, tokens.parent)}, (tokens, *lists))
+        return _KnownForm({**options, **_flickr_images(folder, tokens.parent)}, (tokens, *lists))
     tokens = next(iter(sorted(folder.glob("**/results_20130124.token"))), None)
     if tokens is not None:
-        return _Known({"adapter": "flickr30k", "path": tokens, **_flickr_images(folder, tokens.parent)}, (tokens,))
+        return _KnownForm({"adapter": "flickr30k", "path": tokens, **_flickr_images(folder, tokens.parent)}, (tokens,))
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         files = tuple(file.path for file in table_files(folder))
         saved = [
@@ -405,7 +405,7 @@ def _published(folder: Path) -> _Known | None:
             if path.name in ("dataset_dict.json", "state.json", "dataset_info.json")
         ]
         reading = of_rows(folder, files[0])
-        return _Known(reading.options, (*files, *saved), reading.notes)
+        return _KnownForm(reading.options, (*files, *saved), reading.notes)
     return None
 
 
@@ -414,19 +414,19 @@ def _flickr_images(folder: Path, own: Path) -> Options:
     names = ("Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images", "images", "Images")
     if own == folder or any((own / name).is_dir() for name in names):
         return {}
-    found = next((folder / name for name in names if (folder / name).is_dir()), None)
-    return {} if found is None else {"images": found}
+    images = next((folder / name for name in names if (folder / name).is_dir()), None)
+    return {} if images is None else {"images": images}
 
 
-def _of_tensors(folder: Path) -> _Known | None:
+def _of_tensors(folder: Path) -> _KnownForm | None:
     """Return how a folder with a coco.pt, or with arrays of grids and captions, is read; None for other folders."""
     tensors = [path for path in sorted(folder.glob("*.pt")) if is_coco_tensors(path)]
     if len(tensors) == 1:
-        return _Known({"adapter": "coco_pt", "path": tensors[0]}, (tensors[0],))
+        return _KnownForm({"adapter": "coco_pt", "path": tensors[0]}, (tensors[0],))
     return _of_arrays(folder)
 
 
-def _of_arrays(folder: Path) -> _Known | None:
+def _of_arrays(folder: Path) -> _KnownForm | None:
     """Return how a folder with one array of grids and one of their captions is read; None for other folders."""
     read = ((path, array_header(path)) for path in sorted(folder.glob("*.npy")))
     headers = [(path, header) for path, header in read if header is not None]
@@ -444,17 +444,17 @@ def _of_arrays(folder: Path) -> _Known | None:
     if not pairs:
         return None
     grids, captions = pairs[0]
-    return _Known({"adapter": "arrays", "path": grids, "captions": captions}, (grids, captions))
+    return _KnownForm({"adapter": "arrays", "path": grids, "captions": captions}, (grids, captions))
 
 
-def _of_file(path: Path, root: Path) -> _Known:
+def _of_file(path: Path, root: Path) -> _KnownForm:
     """Return how a file of captions is read. root: the folder that contains the file and its pictures."""
     suffix = path.suffix.lower()
     if suffix in _CONVERT and not is_tar(path):
         raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")
     if is_tar(path):
         reading = of_tars(path)
-        return _Known(reading.options, (path,), reading.notes)
+        return _KnownForm(reading.options, (path,), reading.notes)
     if suffix == ".npy":
         arrays = _of_arrays(path.parent)
         if arrays is None or path not in arrays.read:
@@ -463,9 +463,9 @@ def _of_file(path: Path, root: Path) -> _Known:
             )
         return arrays
     if suffix in (".pt", ".token"):
-        return _Known({"adapter": "coco_pt" if suffix == ".pt" else "flickr30k", "path": path})
+        return _KnownForm({"adapter": "coco_pt" if suffix == ".pt" else "flickr30k", "path": path})
     if path.name == "Flickr8k.token.txt":
-        return _Known({"adapter": "flickr8k", "path": path.parent})
+        return _KnownForm({"adapter": "flickr8k", "path": path.parent})
     if not is_table(path) and suffix not in TEXT_SUFFIXES:
         raise AttendError(
             f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
@@ -474,4 +474,4 @@ def _of_file(path: Path, root: Path) -> _Known:
     if not folder.finder.names and root == path.parent and _NEXT_TO.search(root.name):
         folder = Folder(root.parent)
     found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
-    return _Known(found.options, found.read, found.notes)
+    return _KnownForm(found.options, found.read, found.notes)

@@ -29,16 +29,16 @@ class Descriptions(NamedTuple):
 
 def descriptions_in(pictures: Iterable[Path]) -> Descriptions | None:
     """Return the descriptions of the field that most of the first hundred pictures have, or None."""
-    found: dict[str, list[str]] = {}
+    by_field: dict[str, list[str]] = {}
     for path in sorted(pictures)[:_LOOKED_AT]:
         for field, text in _texts_of(path).items():
             if " " in text.strip():
-                found.setdefault(field, []).append(text.strip())
-    kept = {field: texts for field, texts in found.items() if len(set(texts)) > _DIFFERENT * len(texts)}
-    if not kept:
+                by_field.setdefault(field, []).append(text.strip())
+    varied = {field: texts for field, texts in by_field.items() if len(set(texts)) > _DIFFERENT * len(texts)}
+    if not varied:
         return None
-    field = max(kept, key=lambda name: len(kept[name]))
-    return Descriptions(field, len(kept[field]), kept[field][0])
+    field = max(varied, key=lambda name: len(varied[name]))
+    return Descriptions(field, len(varied[field]), varied[field][0])
 
 
 def _texts_of(path: Path) -> dict[str, str]:

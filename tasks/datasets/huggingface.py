@@ -109,9 +109,9 @@ def _saved(folder: Path) -> list[Path]:
         paths = [folder / check_name(file["filename"]) for file in files]  # type: ignore[union-attr]
     except (TypeError, KeyError, ValueError, AttributeError):
         raise AttendError(f"{folder / 'state.json'}: _data_files: names no files of this folder") from None
-    gone = next((path for path in paths if not path.is_file()), None)
-    if gone is not None:
-        raise AttendError(f"{gone}: no such file, which {folder / 'state.json'} names")
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise AttendError(f"{missing}: no such file, which {folder / 'state.json'} names")
     return paths
 
 

@@ -58,5 +58,5 @@ class ImageFolder(RecordOptions):
 def metadata_files(folder: Path) -> list[Path]:
     """Return the metadata files in a folder and in its subfolders that are named after splits."""
     splits = sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
-    found = (next((part / name for name in METADATA if (part / name).is_file()), None) for part in (folder, *splits))
-    return [file for file in found if file is not None]
+    files = (next((part / name for name in METADATA if (part / name).is_file()), None) for part in (folder, *splits))
+    return [file for file in files if file is not None]

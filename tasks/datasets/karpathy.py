@@ -33,7 +33,7 @@ class Karpathy(DatasetOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         (path,) = self.annotation_files()
-        found: dict[str, tuple[str, tuple[str, ...], str]] = {}  # name -> (position, captions, split)
+        images: dict[str, tuple[str, tuple[str, ...], str]] = {}  # name -> (position, captions, split)
         for index, image in enumerate(require_objects(read_json(path), "images", str(path))):
             where = f"{path}: images[{index}]"
             with faults.of_row():
@@ -45,13 +45,13 @@ class Karpathy(DatasetOptions):
                 )
                 split = parse_split(require_field(image, "split", str, where), where)
                 name = f"{image['filepath']}/{name}" if image.get("filepath") else name
-                if name in found:
+                if name in images:
                     raise AttendError(
-                        f"{where}: {name} has an entry already, at {found[name][0]}: remove one of the two"
+                        f"{where}: {name} has an entry already, at {images[name][0]}: remove one of the two"
                     )
-                found[name] = where, captions, split
+                images[name] = where, captions, split
         finder = PictureFinder.of(self.image_folder(generated))
-        for name, pictures in finder.find(found).items():
-            where, captions, split = found[name]
+        for name, pictures in finder.find(images).items():
+            where, captions, split = images[name]
             with faults.of_row():
                 yield Row(finder.one(name, pictures, where), captions, split, where)

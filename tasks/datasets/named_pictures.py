@@ -18,7 +18,7 @@ _SOME = 0.2
 _SLASH = re.compile(r"[/\\]")
 
 
-class Place(NamedTuple):
+class Matches(NamedTuple):
     """The pictures that names refer to.
 
     base: the folder that `found` is relative to. found: name -> picture. unclear: names with several possible pictures.
@@ -43,12 +43,12 @@ class Place(NamedTuple):
         return self.base if "" in parents or not parents else self.base / os.path.commonpath(parents)
 
 
-def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool = False) -> Place | None:
+def match_names(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool = False) -> Matches | None:
     """Return the pictures that names refer to, in the usual folder of a file's pictures or anywhere; None if none.
 
     any_ending: whether the pictures may have other suffixes; if no picture is found otherwise, they may in any case.
     """
-    best: Place | None = None
+    best: Matches | None = None
     usual = usual_images(file.parent)
     named = [file.parent / file.stem, usual / file.stem]  # folders with the name of the file
     split = folder_split([file.stem])
@@ -61,37 +61,39 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_endi
         found = {name: pictures[0] for name, pictures in meant.items() if len(pictures) == 1}
         unclear = {name: pictures for name, pictures in meant.items() if len(pictures) > 1}
         if (found or unclear) and (best is None or len(found) > len(best.found)):
-            best = Place(base, found, unclear, len(names), any_ending)
+            best = Matches(base, found, unclear, len(names), any_ending)
     if best is None and any(name.startswith("/") and Path(name).is_file() for name in itertools.islice(names, _FEW)):
         folder = Path(os.path.commonpath([Path(name).parent for name in names if name.startswith("/")]))
         outside = PictureFinder.of(folder).find(names)
         found = {name: pictures[0] for name, pictures in outside.items() if len(pictures) == 1}
-        return Place(folder, found, {}, len(names)) if found else None
-    return place_of(names, file, finder, any_ending=True) if best is None and not any_ending else best
+        return Matches(folder, found, {}, len(names)) if found else None
+    return match_names(names, file, finder, any_ending=True) if best is None and not any_ending else best
 
 
-def other_folders(records: list[dict[str, Any]], image: str, columns: list[str], place: Place) -> Iterator[str]:
+def other_folders(records: list[dict[str, Any]], image: str, columns: list[str], matches: Matches) -> Iterator[str]:
     """Yield a note on each column of picture folders if pictures were found by name in other folders."""
     named = ((str(only(record.get(image))), record) for record in records)
-    files = [(name, record) for name, record in named if name in place.found and not _SLASH.search(name)]
+    files = [(name, record) for name, record in named if name in matches.found and not _SLASH.search(name)]
     for column in columns:
         rows = [(name, str(record.get(column)).strip("/")) for name, record in files]
-        others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{place.found[name]}"]
+        others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{matches.found[name]}"]
         if others and len(rows) - len(others) > _SOME * len(rows):
             name, folder = others[0]
             yield (
                 f"its column {column} says the folders of pictures and is not used: in {len(others):,} of "
-                f"{len(rows):,} rows the picture is in another, such as {place.found[name]} for {folder} and {name}: "
+                f"{len(rows):,} rows the picture is in another, such as {matches.found[name]} for {folder} and {name}: "
                 f"write both into column {image}: {folder}/{name}"
             )
 
 
-def doubts(place: Place, file: Path, finder: PictureFinder) -> Iterator[str]:
+def doubts(matches: Matches, file: Path, finder: PictureFinder) -> Iterator[str]:
     """Yield a note on pictures whose names do not include their folder."""
-    inner = finder.below(place.base) if place.base.is_relative_to(finder.folder) else PictureFinder(place.base, ())
-    found = [doubt for name, picture in place.found.items() if (doubt := inner.doubt(name, picture))]
-    if found:
+    inner = (
+        finder.below(matches.base) if matches.base.is_relative_to(finder.folder) else PictureFinder(matches.base, ())
+    )
+    messages = [doubt for name, picture in matches.found.items() if (doubt := inner.doubt(name, picture))]
+    if messages:
         yield (
-            f"{file}: {len(found):,} of {len(place.found):,} names do not say the folder of their picture: "
-            f"{found[0]}: for another, set data.images or correct the names"
+            f"{file}: {len(messages):,} of {len(matches.found):,} names do not say the folder of their picture: "
+            f"{messages[0]}: for another, set data.images or correct the names"
         )

@@ -149,10 +149,10 @@ def read_texts(path: Path) -> list[list[str]]:
         raise AttendError(f"{path}: cannot be read as an array: {reason_of(error)}") from None
     if not isinstance(rows, list):
         raise AttendError(f"{path}: holds no rows: an array of lists of texts is needed")
-    found = [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]
-    if sum(map(len, found)) > path.stat().st_size:  # a pickle may refer to one list many times
+    texts = [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]
+    if sum(map(len, texts)) > path.stat().st_size:  # a pickle may refer to one list many times
         raise AttendError(f"{path}: has more texts than bytes: an array of lists of texts is needed")
-    return found
+    return texts
 
 
 def _row(row: Any, where: str) -> list[str]:

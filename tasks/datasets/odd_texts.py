@@ -25,7 +25,7 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
     if len(broken) > max(1, _SOME * len(foreign)):
         shown, meant = shortened(broken[0], 60), shortened(_repaired(broken[0]), 60)
         yield f"texts have broken letters, such as {shown!r} for {meant!r}: save the file as UTF-8 from its source"
-    marked = [found[0] for text in texts if (found := _MARKUP.search(text)) is not None]
+    marked = [match[0] for text in texts if (match := _MARKUP.search(text)) is not None]
     if len(marked) > _SOME * len(texts):
         yield f"texts have marks such as {marked[0]!r}, which are read as words: remove them"
     for sign in _SEPARATORS:
@@ -43,11 +43,11 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
 
 def odd_beginnings(lines: Sequence[str], texts: int) -> Iterator[str]:
     """Yield notes on labels and list marks at the beginning of many lines. texts: how many texts have these lines."""
-    labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
+    labels = Counter(match[1] for line in lines if (match := _LABEL.match(line)) is not None)
     often = [label for label, times in labels.items() if times > _HALF * texts]
     if texts >= _SEVERAL and often:
         yield f"lines begin with {listed([repr(label) for label in often])}: this is part of the captions"
-    marks = [found[1] for line in lines if (found := _MARK.match(line)) is not None]
+    marks = [match[1] for line in lines if (match := _MARK.match(line)) is not None]
     if texts >= _SEVERAL and len(marks) > _HALF * len(lines):
         yield f"lines begin with numbers or marks, such as {marks[0]!r}: they are part of the captions"
 

@@ -83,10 +83,10 @@ class PictureFinder:
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
                 meant[name] = []
         if any_ending and not any(meant.values()):
-            for name, own in parts.items():
-                if own[-1].endswith(PICTURE_SUFFIXES):
-                    stem = PurePosixPath(own[-1]).stem
-                    meant[name] = self._meant(name, (*own[:-1], stem), fewest[name])
+            for name, name_parts in parts.items():
+                if name_parts[-1].endswith(PICTURE_SUFFIXES):
+                    stem = PurePosixPath(name_parts[-1]).stem
+                    meant[name] = self._meant(name, (*name_parts[:-1], stem), fewest[name])
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
             meant = self._by_number(names)
         return _in_one_place(_without_copies(meant), parts) | {name: [name] for name in exact}
@@ -94,17 +94,17 @@ class PictureFinder:
     def named(self, name: str) -> list[str]:
         """Return the pictures of this name in any folder. name: without folders, with or without suffix."""
         last = _folded(name)
-        return [found for found, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
+        return [picture for picture, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
 
     def doubt(self, name: str, picture: str) -> str | None:
         """Return why a name may mean another picture, if it does not include the picture's folder; None if clear."""
-        folders, own = _parts(name)[:-1], _parts(picture)[:-1]
-        if not own or folders[-1:] == own[-1:] or is_address(name):
+        folders, picture_folders = _parts(name)[:-1], _parts(picture)[:-1]
+        if not picture_folders or folders[-1:] == picture_folders[-1:] or is_address(name):
             return None
-        others = [] if folders else self.named(PurePosixPath(picture).stem)
-        elsewhere = [other for other in others if _parts(other)[:-1] != own and not is_copy(other)]
-        said = f", not {elsewhere[0]}" if elsewhere else ""
-        return f"{name} is read from {picture}{said}" if folders or elsewhere else None
+        same_stem = [] if folders else self.named(PurePosixPath(picture).stem)
+        elsewhere = [other for other in same_stem if _parts(other)[:-1] != picture_folders and not is_copy(other)]
+        addition = f", not {elsewhere[0]}" if elsewhere else ""
+        return f"{name} is read from {picture}{addition}" if folders or elsewhere else None
 
     def _by_number(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the pictures that numbers mean: `COCO_val2014_000000000042.jpg` is 42.
@@ -112,32 +112,32 @@ class PictureFinder:
         They mean none if names in one folder begin differently, such as `market-1.jpg` and `garden-2.jpg`.
         """
         numbers = {name: int(float(name)) for name in names}
-        found: dict[int, list[str]] = {number: [] for number in numbers.values()}
+        pictures: dict[int, list[str]] = {number: [] for number in numbers.values()}
         beginnings: dict[str, set[str]] = {}
         for picture in sorted(self.names):
             folder, _, file = picture.rpartition("/")
             number = _LAST_NUMBER.match(PurePosixPath(file).stem)
-            if number is not None and int(number[2]) in found:
-                found[int(number[2])].append(picture)
+            if number is not None and int(number[2]) in pictures:
+                pictures[int(number[2])].append(picture)
                 beginnings.setdefault(folder, set()).add(number[1])
         is_mixed = any(len(own) > 1 for own in beginnings.values())
-        return {name: [] if is_mixed else found[number] for name, number in numbers.items()}
+        return {name: [] if is_mixed else pictures[number] for name, number in numbers.items()}
 
     def _meant(self, name: str, parts: tuple[str, ...], fewest: int) -> list[str]:
         """Return the pictures that a name may mean. fewest: how many parts of the paths must be equal."""
         if parts[-1].endswith(OTHER_PICTURES):  # there may be a JPEG of the same name
             parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
         is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
-        found = [] if is_page else self._candidates(parts)
+        candidates = [] if is_page else self._candidates(parts)
         for other in (_CAPTION_NUMBER.sub("", name), _UPLOADED.sub("", name), unquote(name)):
-            if not found and other != name:
+            if not candidates and other != name:
                 parts = _parts(other)
-                found = self._candidates(parts)
+                candidates = self._candidates(parts)
         best: list[str] = []
         best_rank = (fewest, False, False)
         splits = named_splits(parts[:-1])
         file = _without_query(name).rpartition("/")[2]
-        for candidate, own in found:
+        for candidate, own in candidates:
             same = _common_end(parts, own)
             own_splits = named_splits(own[:-1]) if splits else set()
             other_split = bool(own_splits) and splits.isdisjoint(own_splits)
@@ -150,8 +150,8 @@ class PictureFinder:
 
     def _candidates(self, parts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
         last = parts[-1]
-        found = self._by_end.get(last, [])
-        return found if found or last.endswith(PICTURE_SUFFIXES) else self._by_stem.get(last, [])
+        candidates = self._by_end.get(last, [])
+        return candidates if candidates or last.endswith(PICTURE_SUFFIXES) else self._by_stem.get(last, [])
 
     def one(self, name: str, meant: list[str], where: str) -> str:
         """Return the picture that a name means; AttendError if there is none or several. meant: as `find` returns."""

@@ -58,11 +58,11 @@ def listed_texts(text: str, form: str, where: str) -> list[Any]:
         return [text]
     for read in (json.loads, _python_texts, ast.literal_eval):
         try:
-            found = read(text)
+            value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
             continue
-        if isinstance(found, list):
-            return found
+        if isinstance(value, list):
+            return value
     raise AttendError(f"{where}: is {reprlib.repr(text)}; a list of captions is needed, because data.lists is set")
 
 
@@ -73,8 +73,8 @@ def _python_texts(text: str) -> list[Any] | None:
     """
     tokens = [token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.string.strip()]
     texts = [token.string for token in tokens if token.type == tokenize.STRING]
-    others = "".join(token.string for token in tokens if token.type != tokenize.STRING)
-    return [ast.literal_eval(item) for item in texts] if re.fullmatch(r"\[,*\]", others) else None
+    rest = "".join(token.string for token in tokens if token.type != tokenize.STRING)
+    return [ast.literal_eval(item) for item in texts] if re.fullmatch(r"\[,*\]", rest) else None
 
 
 def captions_in(value: object, lists: str | None, where: str, field: str) -> list[str]:
@@ -228,10 +228,10 @@ def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
     `role` and `content`.
     """
     record = {field: _joined(value) for field, value in record.items()}
-    for field, who, said in (("conversations", "from", "value"), ("messages", "role", "content")):
+    for field, role_field, text_field in (("conversations", "from", "value"), ("messages", "role", "content")):
         turns = record.get(field)
         if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
-            answers = [_joined(turn.get(said)) for turn in turns if turn.get(who) in ("gpt", "assistant")]
+            answers = [_joined(turn.get(text_field)) for turn in turns if turn.get(role_field) in ("gpt", "assistant")]
             return {**record, field: answers[0] if answers else None}
     return record
 

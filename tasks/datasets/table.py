@@ -123,9 +123,9 @@ class RecordOptions(NamedOptions):
     def _found_rows(self, named: dict[str, _Named], finder: PictureFinder, faults: Faults) -> Iterator[Row]:
         """Yield a row for each picture that records name; different spellings of its name are merged."""
         rows: dict[str, _Named] = {}
-        found = finder.find(named, any_ending=True)
-        level = self.level_of_splits(found)
-        for name, meant in found.items():
+        pictures = finder.find(named, any_ending=True)
+        level = self.level_of_splits(pictures)
+        for name, meant in pictures.items():
             item = named[name]
             with faults.of_row():
                 picture = finder.one(name, meant, item.where)

@@ -25,7 +25,7 @@ from tasks.datasets.caption_columns import (
     word_count,
 )
 from tasks.datasets.faults import Faults
-from tasks.datasets.named_pictures import Place, doubts, other_folders, place_of
+from tasks.datasets.named_pictures import Matches, doubts, match_names, other_folders
 from tasks.datasets.picture_finder import PictureFinder, is_address
 from tasks.datasets.records import columns_of
 from tasks.datasets.table import RecordOptions, only, usual_images
@@ -89,48 +89,48 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
         raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
     values = dict.fromkeys(str(only(record[image])) for record in records if record.get(image) not in (None, ""))
-    place = place_of(values, file, finder)
-    assert place is not None  # the sample has pictures
-    if len(place.unclear) > len(place.found):
-        name, meant = next(iter(place.unclear.items()))
+    matched = match_names(values, file, finder)
+    assert matched is not None  # the sample has pictures
+    if len(matched.unclear) > len(matched.found):
+        name, meant = next(iter(matched.unclear.items()))
         finder.one(name, meant, str(file))
     columns = columns_of(caption)
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
-    notes = [*found.notes, *doubts(place, file, finder)]
+    notes = [*found.notes, *doubts(matched, file, finder)]
     others = [name for name in names if name not in (image, split, *columns)]
-    by_number = all(name.isdecimal() for name in place.found)
+    by_number = all(name.isdecimal() for name in matched.found)
     if by_number and _counts_rows(values):
-        _refuse_names(records, image, others, place, file, finder)
-        name, picture = next(iter(place.found.items()))
+        _refuse_names(records, image, others, matched, file, finder)
+        name, picture = next(iter(matched.found.items()))
         notes.append(
             f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
         )
-    if place.is_converted:
-        name, picture = next(iter(place.found.items()))
+    if matched.is_converted:
+        name, picture = next(iter(matched.found.items()))
         notes.append(f"{file}: no picture has the ending that its column {image} says: {name} is read as {picture}")
-    notes += [f"{file}: {note}" for note in other_folders(records, image, others, place)]
+    notes += [f"{file}: {note}" for note in other_folders(records, image, others, matched)]
     settings |= settings_of(kind, image, caption, split)
     if split is None:
-        found_splits, more_notes = _splits_of(place, names, file)
+        found_splits, more_notes = _splits_of(matched, names, file)
         settings |= found_splits
         notes += more_notes
     lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
     if lists not in (None, "json", "||"):
         notes.append(f"{file}: its cells are divided at {lists!r} into captions: for whole cells, remove data.lists")
-    pictures = frozenset(place.base / picture for picture in place.found.values())
+    pictures = frozenset(matched.base / picture for picture in matched.found.values())
     texts = tuple(texts_in(cells, lists))
     return Columns(
         settings,
-        place.images,
+        matched.images,
         pictures,
         tuple(names),
         columns[0],
         texts,
-        place.share,
+        matched.share,
         tuple(notes),
-        is_own=place.base not in (usual_images(file.parent), finder.folder),
+        is_own=matched.base not in (usual_images(file.parent), finder.folder),
         by_number=by_number,
         has_splits=split is not None,
     )
@@ -152,27 +152,28 @@ def _counts_rows(names: Collection[str]) -> bool:
 
 
 def _refuse_names(
-    records: list[dict[str, Any]], image: str, others: list[str], place: Place, file: Path, finder: PictureFinder
+    records: list[dict[str, Any]], image: str, others: list[str], matched: Matches, file: Path, finder: PictureFinder
 ) -> None:
     """Raise AttendError where rows are counted, and another column has names of files that no picture has."""
     for name in others:
-        own = [only(record[name]) for record in records if record.get(name) not in (None, "")]
-        files = dict.fromkeys(map(str, own))
-        if _are_files(own) and len(files) > _NEARLY_ALL * len(place.found) and place_of(files, file, finder) is None:
+        texts = [only(record[name]) for record in records if record.get(name) not in (None, "")]
+        files = dict.fromkeys(map(str, texts))
+        is_most = len(files) > _NEARLY_ALL * len(matched.found)
+        if is_most and _are_files(texts) and match_names(files, file, finder) is None:
             raise AttendError(
-                f"{file}: its column {name} names pictures that are not in {finder.folder} ({own[0]}), and its column "
-                f"{image}, which counts rows, names others ({next(iter(place.found.values()))}): correct the names, or "
-                f"remove {name} if the numbers are right"
+                f"{file}: its column {name} names pictures that are not in {finder.folder} ({texts[0]}), and its "
+                f"column {image}, which counts rows, names others ({next(iter(matched.found.values()))}): correct the "
+                f"names, or remove {name} if the numbers are right"
             )
 
 
-class _Found(NamedTuple):
+class _FoundColumns(NamedTuple):
     image: str
     caption: str | tuple[str, ...]
     split: str | None
     notes: list[str]
     names: list[str]
-    place: Place
+    matches: Matches
 
 
 def _records(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
@@ -188,14 +189,16 @@ def _sample(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records[:: max(1, len(records) // SAMPLE)]
 
 
-def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder, is_named: bool = True) -> _Found:
+def _read_columns(
+    records: list[dict[str, Any]], file: Path, finder: PictureFinder, is_named: bool = True
+) -> _FoundColumns:
     """Return the columns of records by their values; AttendError if none names pictures, or none has texts.
 
     is_named: whether the columns have real names.
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    image, place, notes = _image_column(values, records[0], file, finder, is_named)
+    image, matched, notes = _image_column(values, records[0], file, finder, is_named)
     splits = [name for name in names if name != image and is_split(name, values[name])]
     splits.sort(key=lambda name: index_in(str(name).lower(), SPLIT_COLUMNS))
     split = splits[0] if splits else None
@@ -211,7 +214,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
             f"{file}: its columns {listed([image, *further])} name pictures, and {listed(caption)} hold captions: "
             "write a row for each picture"
         )
-    return _Found(image, caption, split, [*notes, *more_notes], names, place)
+    return _FoundColumns(image, caption, split, [*notes, *more_notes], names, matched)
 
 
 def _remedy(finder: PictureFinder) -> str:
@@ -223,50 +226,50 @@ def _remedy(finder: PictureFinder) -> str:
 
 def _image_column(
     values: dict[str, list[Any]], first: dict[str, Any], file: Path, finder: PictureFinder, is_named: bool
-) -> tuple[str, Place, list[str]]:
+) -> tuple[str, Matches, list[str]]:
     """Return the column that names the pictures, the pictures, and a note on other columns that may name them.
 
     values: of each column. first: the first record, for the message of the AttendError if no column names pictures.
     """
-    places: dict[str, Place] = {}
+    matches: dict[str, Matches] = {}
     for name, own in values.items():
         alone = [only(value) for value in own]
         is_plain = alone and all(isinstance(value, str | int) for value in alone)
-        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
-        if place is not None:
-            places[name] = place
+        matched = match_names(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
+        if matched is not None:
+            matches[name] = matched
     # Pictures of other suffixes count only if no column names pictures exactly, or only as numbers of other pictures.
-    exact = [list(place.found.values()) for place in places.values() if not place.is_converted]
-    has_numbers = all(_are_numbers(place) for place in places.values() if not place.is_converted)
-    places = {
-        name: place
-        for name, place in places.items()
-        if not place.is_converted or (has_numbers and list(place.found.values()) not in exact)
+    exact = [list(matched.found.values()) for matched in matches.values() if not matched.is_converted]
+    has_numbers = all(_are_numbers(matched) for matched in matches.values() if not matched.is_converted)
+    matches = {
+        name: matched
+        for name, matched in matches.items()
+        if not matched.is_converted or (has_numbers and list(matched.found.values()) not in exact)
     }
-    if not places:
+    if not matches:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
             f"row: {_row(first)}: {_remedy(finder)}"
         )
-    most = max(len(place.found) + len(place.unclear) for place in places.values())
-    likeness = {name: _likeness(name, place, most, is_named) for name, place in places.items()}
+    most = max(len(matched.found) + len(matched.unclear) for matched in matches.values())
+    likeness = {name: _likeness(name, matched, most, is_named) for name, matched in matches.items()}
     image = max(likeness, key=lambda name: likeness[name])
     rivals = [
         name
         for name, own in values.items()
         if name != image and own != values[image]
-        if likeness.get(name, 0) > _RIVAL * likeness[image] or (_are_numbers(places[image]) and _are_files(own))
+        if likeness.get(name, 0) > _RIVAL * likeness[image] or (_are_numbers(matches[image]) and _are_files(own))
     ]
     shown = ", ".join(f"{name} ({values[name][0]})" for name in rivals)
     note = (
         f"{file}: its column {image} ({values[image][0]}) names the pictures; so may {shown}: for another, set "
         "data.image_column"
     )
-    return image, places[image], [note] if rivals else []
+    return image, matches[image], [note] if rivals else []
 
 
-def _are_numbers(place: Place) -> bool:
-    return not any(map(LETTER.search, (*place.found, *place.unclear)))
+def _are_numbers(matched: Matches) -> bool:
+    return not any(map(LETTER.search, (*matched.found, *matched.unclear)))
 
 
 def _are_files(values: list[Any]) -> bool:
@@ -275,22 +278,22 @@ def _are_files(values: list[Any]) -> bool:
     return bool(texts) and all(text.lower().endswith(PICTURE_SUFFIXES) and not is_address(text) for text in texts)
 
 
-def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:
+def _likeness(name: str, matched: Matches, most: int, is_named: bool) -> float:
     """Return how likely a column names the pictures; an index may match the names of other pictures by chance.
 
     most: the most pictures that any column names. is_named: whether the columns have real names.
     """
-    names = [*place.found, *place.unclear]
+    names = [*matched.found, *matched.unclear]
     spelled = sum(value.lower().endswith(PICTURE_SUFFIXES) for value in names) / max(len(names), 1)
-    own = str(name).lower()
-    titled = 0.15 * (own in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(own)) - 0.15 * bool(_OF_OTHERS.search(own))
-    shares = len(names) / place.total * (0.5 + 0.5 * len(names) / most)
+    text = str(name).lower()
+    titled = 0.15 * (text in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(text)) - 0.15 * bool(_OF_OTHERS.search(text))
+    shares = len(names) / matched.total * (0.5 + 0.5 * len(names) / most)
     shares *= 1 - 0.4 * sum(map(is_address, names)) / max(len(names), 1)  # prefer a column of file names
     return shares * (0.6 + 0.4 * spelled) + (titled if is_named else 0.0)
 
 
 def _as_header(
-    found: _Found, records: list[dict[str, Any]], file: Path, finder: PictureFinder
+    found: _FoundColumns, records: list[dict[str, Any]], file: Path, finder: PictureFinder
 ) -> tuple[str, ...] | None:
     """Return names for the columns of a table of text whose first line is a record; None if it is a header."""
     if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
@@ -300,10 +303,10 @@ def _as_header(
         return None
     shapes = [_shape(str(record[name])) for record in records if record.get(name)]
     like_others = any(map(str.isdigit, name)) and shapes.count(_shape(name)) >= _NEARLY_ALL * len(shapes)
-    if not like_others and not finder.below(found.place.base).find([name])[name]:
+    if not like_others and not finder.below(found.matches.base).find([name])[name]:
         return None
-    known = {found.image: "image", found.caption: "caption"} | ({found.split: "split"} if found.split else {})
-    return tuple(known.get(column, f"column{number}") for number, column in enumerate(found.names, 1))
+    meanings = {found.image: "image", found.caption: "caption"} | ({found.split: "split"} if found.split else {})
+    return tuple(meanings.get(column, f"column{number}") for number, column in enumerate(found.names, 1))
 
 
 def _shape(text: str) -> str:
@@ -311,9 +314,9 @@ def _shape(text: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", text))
 
 
-def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, list[str]]:
+def _splits_of(matched: Matches, columns: list[str], file: Path) -> tuple[Options, list[str]]:
     """Return the setting that reads splits from the pictures' folders, and a note on splits that are not used."""
-    splits = path_splits([path_folders(name, picture) for name, picture in place.found.items()])
+    splits = path_splits([path_folders(name, picture) for name, picture in matched.found.items()])
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, []
     named = [column for column in columns if str(column).lower() in SPLIT_COLUMNS]

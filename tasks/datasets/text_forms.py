@@ -82,18 +82,18 @@ def encoding_of(start: bytes, path: Path) -> str | None:
     except UnicodeDecodeError as error:
         if 0 in start:
             raise AttendError(f"{path}: is neither text nor Parquet") from None
-        others = [sign for sign in start.decode("utf-8", "replace") if not sign.isascii()]
-        if others.count("\ufffd") <= len(others) / 2:  # text in other encodings is hardly ever valid UTF-8
+        accented = [sign for sign in start.decode("utf-8", "replace") if not sign.isascii()]
+        if accented.count("\ufffd") <= len(accented) / 2:  # text in other encodings is hardly ever valid UTF-8
             line = start.count(b"\n", 0, error.start) + 1
             raise AttendError(f"{path}:{line}: is not UTF-8, as the rest of the file is: save it as UTF-8") from None
         if _is_western(start.decode("cp1252", "replace")):
             return "cp1252"
         import charset_normalizer
 
-        found = list(charset_normalizer.from_bytes(start, cp_exclusion=list(_WESTERN)))
-        if not found:
+        guesses = list(charset_normalizer.from_bytes(start, cp_exclusion=list(_WESTERN)))
+        if not guesses:
             raise AttendError(f"{path}:1: is not UTF-8, nor in an encoding that is known: save it as UTF-8") from None
-        return min(found, key=lambda match: len(_SIGN_BEFORE_LETTER.findall(str(match)))).encoding
+        return min(guesses, key=lambda match: len(_SIGN_BEFORE_LETTER.findall(str(match)))).encoding
     return None
 
 

@@ -116,12 +116,12 @@ def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]
     return _next_to_pictures_first(found) if any(item.pictures for item in found) else _by_names_alone(found, finder)
 
 
-def _next_to_pictures_first(found: list[TextFile]) -> list[TextFile]:
+def _next_to_pictures_first(files: list[TextFile]) -> list[TextFile]:
     """Return text files without pictures in other folders that have a text next to them."""
-    near = {picture for item in found for picture in item.pictures if _folder(picture) == _folder(item.name)}
+    near = {picture for item in files for picture in item.pictures if _folder(picture) == _folder(item.name)}
     return [
         item._replace(pictures=[own for own in item.pictures if own not in near or _folder(own) == _folder(item.name)])
-        for item in found
+        for item in files
     ]
 
 
@@ -129,28 +129,28 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _by_names_alone(found: list[TextFile], finder: PictureFinder) -> list[TextFile]:
+def _by_names_alone(files: list[TextFile], finder: PictureFinder) -> list[TextFile]:
     """Return text files with the pictures of the same name in any folder.
 
     They are returned unchanged unless nearly every name matches one picture, and most pictures have a text.
     """
-    named = [item._replace(pictures=finder.named(item.name.rpartition("/")[2])) for item in found]
+    named = [item._replace(pictures=finder.named(item.name.rpartition("/")[2])) for item in files]
     pictures = [item.pictures[0] for item in named if len(item.pictures) == 1]
     is_clear = len(pictures) == len(set(pictures)) and len(pictures) >= max(
         _NEARLY_ALL * len(named), _MOST * len(finder.names)
     )
-    return named if is_clear else found
+    return named if is_clear else files
 
 
 def _of_sidecar(name: str) -> str:
     """Return the name of the picture that a sidecar file of this name, without suffix, describes."""
-    found = _SIDECAR.fullmatch(name)
-    return name if found is None else f"{found['stem']}{found['number'] or ''}{found['ending']}"
+    match = _SIDECAR.fullmatch(name)
+    return name if match is None else f"{match['stem']}{match['number'] or ''}{match['ending']}"
 
 
-def _is_parallel(place: str, other: str) -> bool:
+def _is_parallel(folder: str, other: str) -> bool:
     """Return whether the paths of two folders differ in only one part, like captions/train and images/train."""
-    parts, others = place.split("/"), other.split("/")
+    parts, others = folder.split("/"), other.split("/")
     if folder_split(parts) != folder_split(others) and None not in (folder_split(parts), folder_split(others)):
         return False
     if len(parts) == len(others):
@@ -211,5 +211,5 @@ def _is_ended(line: str) -> bool:
 
 def captions_of(text: str, lines: Lines) -> list[str]:
     """Return the captions in a text: each non-blank line, or all of them joined."""
-    found = [line.strip() for line in text.splitlines() if line.strip()]
-    return found if lines == "captions" else [" ".join(found)] if found else []
+    lines_with_text = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines_with_text if lines == "captions" else [" ".join(lines_with_text)] if lines_with_text else []

@@ -168,8 +168,8 @@ def _split_name(name: str, has_dots: bool) -> tuple[str, str]:
 
 def _has_dots(names: list[str]) -> bool:
     """Return whether keys contain dots: cut at the first dot, some would have no picture with a plain suffix."""
-    found = [_split_name(name, has_dots=False) for name in names]
-    pictures = [(key, suffix) for key, suffix in found if f".{suffix.rpartition('.')[2]}" in PICTURE_SUFFIXES]
+    parts = [_split_name(name, has_dots=False) for name in names]
+    pictures = [(key, suffix) for key, suffix in parts if f".{suffix.rpartition('.')[2]}" in PICTURE_SUFFIXES]
     plain = {key for key, suffix in pictures if "." not in suffix}
     return any(key not in plain for key, _ in pictures)
 

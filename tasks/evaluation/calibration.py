@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.confidence import FEATURES, TAIL, Confidence
-from tasks.evaluation.score_record import JudgedConfidence
+from tasks.evaluation.score_record import ConfidenceScores
 from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.bootstrap import LEVEL, ROUNDS
 
@@ -107,7 +107,9 @@ def _loss(weights: Values, scaled: Values, acceptable: Flags) -> float:
     return float(np.logaddexp(0, np.where(acceptable, -logits, logits)).mean())
 
 
-def judge(confidence: Values, log_probability: Values, acceptable: Flags, definition: str) -> JudgedConfidence:
+def evaluate_confidence(
+    confidence: Values, log_probability: Values, acceptable: Flags, definition: str
+) -> ConfidenceScores:
     """Return how well the confidence separates acceptable captions from others. definition: of acceptable, in words."""
     by_confidence, by_log_probability = _order(confidence), _order(log_probability)
     generator = np.random.default_rng(0)

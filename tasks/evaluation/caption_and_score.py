@@ -38,7 +38,7 @@ from tasks.metrics.ptb import tokenize
 from tasks.pipeline.ledger import digest_of
 
 if TYPE_CHECKING:  # it needs torch, which readers of scores do not
-    from tasks.evaluation.picture_search import Found
+    from tasks.evaluation.picture_search import SearchResult
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
 _SAMPLE = 200  # pictures whose references are used to detect the script
@@ -59,7 +59,7 @@ _SCHEMA = pa.schema(
 
 
 def rows_of(
-    found: Found,
+    result: SearchResult,
     ranked: Sequence[Ranked],
     features: Floats,
     copies: Sequence[str | None],
@@ -71,8 +71,8 @@ def rows_of(
     features (N, F): of the best captions' confidence. copies: captions copied from similar pictures, or None.
     """
     rows = []
-    for picture, item, values, copy in zip(found.pictures, ranked, features.tolist(), copies, strict=True):
-        best, *others = item.captions[: evaluation.n_best]
+    for picture, item, values, copy in zip(result.pictures, ranked, features.tolist(), copies, strict=True):
+        best, *alternatives = item.captions[: evaluation.n_best]
         row = {
             "digest": picture.digest,
             "caption": vocabulary.text(best.tokens),
@@ -80,7 +80,7 @@ def rows_of(
             **dict(zip(FEATURES, values, strict=True)),
             "log_probability": best.log_probability,
             "finished": best.finished,
-            "alternatives": [vocabulary.text(caption.tokens) for caption in others],
+            "alternatives": [vocabulary.text(caption.tokens) for caption in alternatives],
             "copied": copy,
         }
         rows.append(row)
@@ -164,14 +164,14 @@ def score(
     record["language"] = caption_statistics(corpus, training_captions, known_words)
     if pq.read_table(predictions, columns=["copied"])["copied"].null_count == 0:
         copied = list(read_predictions(predictions, "copied").values())
-        record["copied"] = beside_copied(record["scores"], copied, corpus)
+        record["copied"] = compare_with_copied(record["scores"], copied, corpus)
     record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
     trained_digests = {picture.digest for picture in trained_on}
     record["also_in_training"] = sum(picture.digest in trained_digests for picture in pictures)
     return record
 
 
-def beside_copied(
+def compare_with_copied(
     names: Iterable[str], copied: Sequence[ScoredCaption], corpus: Sequence[ScoredCaption]
 ) -> dict[str, CopiedScore]:
     """Return the scores of copied captions, and how much higher the scores of the model's captions are.

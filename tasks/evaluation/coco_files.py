@@ -91,20 +91,20 @@ def corpus_of(predictions: Path, references: Path | None) -> list[ScoredCaption]
     renamed: dict[ImageId, ImageId] = {}
     scored: set[ImageId] = set()
     for image, caption in captions.items():
-        known = image if image in annotated else names.get(_plain(image), names.get(str(image)))
-        if known is None:
+        matched = image if image in annotated else names.get(_plain(image), names.get(str(image)))
+        if matched is None:
             raise AttendError(f"{predictions}: image {image} is not among the images of {references}")
-        if known in scored:
-            raise AttendError(f"{predictions}: image {image} is the image {known} of {references}, captioned already")
-        scored.add(known)
-        if known != image:
-            renamed[image] = known
-        found.append(ScoredCaption(tokenize(caption), [tokenize(text) for text in annotated[known]]))
+        if matched in scored:
+            raise AttendError(f"{predictions}: image {image} is the image {matched} of {references}, captioned already")
+        scored.add(matched)
+        if matched != image:
+            renamed[image] = matched
+        found.append(ScoredCaption(tokenize(caption), [tokenize(text) for text in annotated[matched]]))
     if renamed:
-        image, known = next(iter(renamed.items()))
+        image, matched = next(iter(renamed.items()))
         log.info(
             f"{predictions}: {counted(len(renamed), 'image')} found by another form of the id or by the file's name, "
-            f"such as {image!r} for {known!r}"
+            f"such as {image!r} for {matched!r}"
         )
     return found
 
@@ -164,8 +164,8 @@ def _names_of(path: Path) -> dict[str, ImageId]:
     names: dict[str, set[ImageId]] = {}
     for image in require_objects(read_json(path), "images", str(path)):
         file = image.get("file_name")
-        others = [] if not isinstance(file, str) else [Path(file).name, Path(file).stem]
-        for name in (_plain(image["id"]), *others):
+        other_names = [] if not isinstance(file, str) else [Path(file).name, Path(file).stem]
+        for name in (_plain(image["id"]), *other_names):
             names.setdefault(name, set()).add(image["id"])
     return {name: next(iter(images)) for name, images in names.items() if len(images) == 1}
 

@@ -48,10 +48,10 @@ def write_comparison(
         "scores": [[comparison_data(score) for score in column.scores] for column in columns],
         "pictures": [
             {
-                "references": [" ".join(words) for words in said],
+                "references": [" ".join(words) for words in captions],
                 "cards": [column.cards[digest] for column in columns],
             }
-            for digest, said in references.items()
+            for digest, captions in references.items()
         ],
     }
     plots = "".join(f"<figure>{plot}</figure>" for plot in _plots(columns))
@@ -70,9 +70,9 @@ def pictures_to_show(captions: Sequence[tuple[str, Sequence[ScoredCaption]]]) ->
 
     captions: (digest, the caption of each captioner).
     """
-    said = dict(sorted(captions))
-    drawn = random.Random(0).sample(list(said), min(_PICTURES, len(said)))
-    scores = {digest: [sentence_bleu4(one) for one in own] for digest, own in said.items() if digest not in drawn}
+    by_digest = dict(sorted(captions))
+    drawn = random.Random(0).sample(list(by_digest), min(_PICTURES, len(by_digest)))
+    scores = {digest: [sentence_bleu4(one) for one in own] for digest, own in by_digest.items() if digest not in drawn}
     ranked = sorted(scores, key=lambda digest: (min(scores[digest]) - max(scores[digest]), digest))
     return [*drawn, *ranked[:_PICTURES]]
 

@@ -29,8 +29,8 @@ from tasks.evaluation.caption_and_score import (
     score,
     write_predictions,
 )
-from tasks.evaluation.picture_search import Found, PictureSearch
-from tasks.evaluation.score_record import JudgedConfidence, write_scores
+from tasks.evaluation.picture_search import PictureSearch, SearchResult
+from tasks.evaluation.score_record import ConfidenceScores, write_scores
 from tasks.neighbours.fit import FITTED_TO as MOST_FITTED_TO
 from tasks.neighbours.fit import Candidates, copied
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
@@ -54,33 +54,33 @@ def evaluate_decoder(
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
     memory = Memory.load(remembered.path)
-    kept = memory.captions
-    assert kept is not None  # only the memory in a registered model may lack them
+    stored = memory.captions
+    assert stored is not None  # only the memory in a registered model may lack them
     search = PictureSearch(evaluation, machine, sources.grids, trained, memory)
     scored = search.find(pictures)
     dev = None
     if evaluation.split != "dev":
         known = read_pictures(sources.manifest.path, "dev")
         dev = search.find(random.Random(0).sample(known, min(len(known), MOST_FITTED_TO)))
-    choice = _choose_neighbours(evaluation, scored if dev is None else dev, kept, vocabulary, dev is None)
+    choice = _choose_neighbours(evaluation, scored if dev is None else dev, stored, vocabulary, dev is None)
 
-    def write(found: Found, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:
-        rows = rows_of(found, ranked, search.features(found, ranked), copies, vocabulary, evaluation)
-        write_predictions(rows, found.pictures, path)
+    def write(result: SearchResult, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:
+        rows = rows_of(result, ranked, search.features(result, ranked), copies, vocabulary, evaluation)
+        write_predictions(rows, result.pictures, path)
 
-    write(scored, choice.rank(search, scored), copied(kept, scored.near, vocabulary), out / PREDICTIONS)
+    write(scored, choice.rank(search, scored), copied(stored, scored.near, vocabulary), out / PREDICTIONS)
     if dev is not None:
         write(dev, search.ranked(dev, choice.whole), [None] * len(dev.pictures), out / FITTED_TO)  # none are scored
-    judged = _add_confidence(out, evaluation.acceptable)
+    confidence = _add_confidence(out, evaluation.acceptable)
     trained_on = read_pictures(sources.manifest.path, "train")
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation, evaluation.decoding())
     scores["neighbours"] = choice.why if choice.whole is None else asdict(choice.whole)
-    scores["confidence"] = judged
+    scores["confidence"] = confidence
     write_scores(scores, out)
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
     notes = [choice.note]
-    notes += [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
+    notes += [f"the captions have no confidence: {confidence}"] if isinstance(confidence, str) else []
     # The confidence's numbers differ between machines by rounding, so the digest has the settings of its fit instead.
     settings = [vars(evaluation.decoding()), evaluation.acceptable, scores["neighbours"]]
     products = {
@@ -104,7 +104,7 @@ class _Choice:
     note: str
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
 
-    def rank(self, search: PictureSearch, scored: Found) -> list[Ranked]:
+    def rank(self, search: PictureSearch, scored: SearchResult) -> list[Ranked]:
         """Return the ranked captions of the scored pictures; each half is ranked by settings fitted to the other."""
         if not self.halves:
             return search.ranked(scored, self.whole)
@@ -116,7 +116,7 @@ class _Choice:
 
 
 def _choose_neighbours(
-    evaluation: EvaluationConfig, dev: Found, kept: StoredCaptions, vocabulary: Vocabulary, is_scored: bool
+    evaluation: EvaluationConfig, dev: SearchResult, stored: StoredCaptions, vocabulary: Vocabulary, is_scored: bool
 ) -> _Choice:
     """Return how neighbours rank captions. dev: the pictures to fit to. is_scored: whether they are scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":
@@ -127,7 +127,7 @@ def _choose_neighbours(
             Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
         )
     lengths = evaluation.decoding().lengths
-    candidates = Candidates(dev.captions, dev.near, dev.pictures, kept, vocabulary, lengths)
+    candidates = Candidates(dev.captions, dev.near, dev.pictures, stored, vocabulary, lengths)
     fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
     if is_scored:
@@ -141,15 +141,15 @@ def _choose_neighbours(
     return _Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}{doubt}", halves)
 
 
-def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
+def _add_confidence(out: Path, acceptable: float) -> ConfidenceScores | str:
     """Fit a confidence, write it to `out`, and add it to the rows of predictions.parquet.
 
     Return how well it separates acceptable captions from others, or why none can be fitted: see calibration.py.
     """
     paths = [path for path in (out / PREDICTIONS, out / FITTED_TO) if path.exists()]
-    scored, *others = _Captions.read(paths, acceptable)
-    if others:
-        (dev,) = others
+    scored, *fitted_to = _Captions.read(paths, acceptable)
+    if fitted_to:
+        (dev,) = fitted_to
         folds = [(dev.features, dev.flags, np.ones(len(scored.flags), np.bool_))]
     else:
         dev = scored
@@ -159,14 +159,14 @@ def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
         if (why := calibration.why_not(flags)) is not None:
             return why
     confidence = np.empty(len(scored.flags))
-    for features, flags, judged in folds:
-        confidence[judged] = calibration.fit(features, flags)(scored.features[judged].astype(np.float32))
+    for features, flags, held_out in folds:
+        confidence[held_out] = calibration.fit(features, flags)(scored.features[held_out].astype(np.float32))
     table = pq.read_table(out / PREDICTIONS)
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
     calibration.fit(dev.features, dev.flags).save(out)
     log_probabilities = scored.features[:, FEATURES.index("log_probability")]
-    return calibration.judge(confidence, log_probabilities, scored.flags, scored.definition)
+    return calibration.evaluate_confidence(confidence, log_probabilities, scored.flags, scored.definition)
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ class _Captions:
         together = [item for corpus in corpora for item in corpus]
         flags = np.split(calibration.is_acceptable(together, acceptable), np.cumsum([len(c) for c in corpora])[:-1])
         definition = calibration.describe_acceptable(together, acceptable)
-        found = []
-        for path, own in zip(paths, flags, strict=True):
+        tables = []
+        for path, file_flags in zip(paths, flags, strict=True):
             table = pq.read_table(path, columns=["digest", *FEATURES])
             features = np.stack([table[name].to_numpy() for name in FEATURES], axis=1)
-            found.append(cls(table["digest"].to_pylist(), features, own, definition))
-        return found
+            tables.append(cls(table["digest"].to_pylist(), features, file_flags, definition))
+        return tables

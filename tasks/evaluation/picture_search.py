@@ -33,7 +33,7 @@ _READ_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The captions that a search found for N pictures.
 
     pictures: those that have a grid. captions: each picture's, likeliest first. near: the training pictures most
@@ -44,12 +44,12 @@ class Found:
     captions: list[list[Caption]]
     near: NearestPictures
 
-    def select(self, which: Sequence[int]) -> Found:
+    def select(self, indices: Sequence[int]) -> SearchResult:
         """Return the results for the pictures with these indices."""
-        return Found(
-            [self.pictures[number] for number in which],
-            [self.captions[number] for number in which],
-            self.near.select(which),
+        return SearchResult(
+            [self.pictures[number] for number in indices],
+            [self.captions[number] for number in indices],
+            self.near.select(indices),
         )
 
 
@@ -69,48 +69,50 @@ class PictureSearch:
         self._evaluation, self._decoding, self._machine = evaluation, evaluation.decoding(), machine
         self._grids, self._memory = open_grids(grids, machine), memory
 
-    def find(self, pictures: Sequence[Picture]) -> Found:
+    def find(self, pictures: Sequence[Picture]) -> SearchResult:
         """Return the captions that a search finds for pictures; AttendError if none of them has a grid."""
         readable = [picture for picture in pictures if picture.digest in self._grids]
         if not readable:
             raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
-        own, decoding = processes.share_of([picture.digest for picture in readable]), self._decoding
+        share, decoding = processes.share_of([picture.digest for picture in readable]), self._decoding
         beam = decoding.search == "beam"
         fixed = self._evaluation.neighbours
         number = Neighbours.number if isinstance(fixed, str) else fixed.number
         found: list[list[Caption]] = []
         near: list[tuple[Any, ...]] = []
-        with Bar(len(own), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
+        with Bar(len(share), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
             rows = decoding.beam if beam else decoding.n_best
             size = decode_batch_size(self._machine, self._grids.shape, rows, self._members)
-            for part, grid in grids_in_order(own, self._grids, size):
+            for part, grid in grids_in_order(share, self._grids, size):
                 keys = [key_of_digest(digest) for digest in part]
                 found += decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
                 near += zip(*self._memory.look_up(pool(grid.numpy()), number), strict=True)
                 bar.advance(len(part))
         near = processes.all_gather(near, len(readable))
         captions = processes.all_gather(found, len(readable))
-        return Found(readable, captions, NearestPictures(*(np.stack(column) for column in zip(*near, strict=True))))
+        return SearchResult(
+            readable, captions, NearestPictures(*(np.stack(column) for column in zip(*near, strict=True)))
+        )
 
-    def ranked(self, found: Found, neighbours: Neighbours | None) -> list[Ranked]:
+    def ranked(self, result: SearchResult, neighbours: Neighbours | None) -> list[Ranked]:
         """Return the found captions as neighbours rank them; in their own order if `neighbours` is None."""
         if neighbours is None or self._memory.captions is None:
-            return [Ranked(captions) for captions in found.captions]
+            return [Ranked(captions) for captions in result.captions]
 
         def score_copies(numbers: list[int], copies: list[Copy]) -> list[Caption]:
             captions = []
             for start in range(0, len(numbers), _READ_AT_ONCE):
                 part = slice(start, start + _READ_AT_ONCE)
-                grid = self._grids.read([found.pictures[number].digest for number in numbers[part]])
+                grid = self._grids.read([result.pictures[number].digest for number in numbers[part]])
                 captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
             return captions
 
-        return rank(self._memory.captions, found.near, found.captions, neighbours, self._decoding, score_copies)
+        return rank(self._memory.captions, result.near, result.captions, neighbours, self._decoding, score_copies)
 
-    def features(self, found: Found, ranked: Sequence[Ranked]) -> Floats:
+    def features(self, result: SearchResult, ranked: Sequence[Ranked]) -> Floats:
         """Return the features of the best captions' confidence (see confidence.py), (N, F)."""
         blind = self._steps.start(self._memory.grid[None])
-        distances = found.near.distances
+        distances = result.near.distances
         similarities = np.array([item.similarity for item in ranked], np.float32)
         best = [item.captions[0] for item in ranked]
         return np.concatenate(

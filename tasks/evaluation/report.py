@@ -13,7 +13,7 @@ from models.options import Decoding
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.cards import cards_of, is_grid
 from tasks.evaluation.page_files import page_of_data
-from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
+from tasks.evaluation.score_record import ConfidenceScores, ScoreRecord, confidence_lines, describe_neighbours
 from tasks.grids.reader import GridReader
 from tasks.metrics import NAMES, ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
@@ -110,8 +110,8 @@ def write_report(
         "copied": [{**copied, "name": NAMES.get(name, name)} for name, copied in result.get("copied", {}).items()],
     }
     plots = [_length_plot(list(corpus.values()))]
-    judged = result.get("confidence")
-    certainty = [] if judged is None or isinstance(judged, str) else [_reliability_plot(judged), _coverage_plot(judged)]
+    scores = result.get("confidence")
+    certainty = [] if scores is None or isinstance(scores, str) else [_reliability_plot(scores), _coverage_plot(scores)]
     if history:
         plots = [*_training_plots(history), *plots]
     page = page_of_data(
@@ -196,19 +196,19 @@ def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
     return as_svg(figure)
 
 
-def _reliability_plot(judged: JudgedConfidence) -> str:
+def _reliability_plot(scores: ConfidenceScores) -> str:
     """Return a plot of the share of acceptable captions by their confidence, as SVG."""
     figure, axis = plot(
         xlabel="confidence", ylabel="share of acceptable captions", title="reliability", xlim=(0, 1), ylim=(0, 1)
     )
-    mean, share, _ = zip(*judged["bins"], strict=True)
+    mean, share, _ = zip(*scores["bins"], strict=True)
     axis.plot([0, 1], [0, 1], color="#8c867c", linestyle="--", label="perfect")
     axis.plot(mean, share, marker="o", color="#b3411e", label="bins of equal size")
     axis.legend(frameon=False)
     return as_svg(figure)
 
 
-def _coverage_plot(judged: JudgedConfidence) -> str:
+def _coverage_plot(scores: ConfidenceScores) -> str:
     """Return a plot of the risk-coverage curves, as SVG."""
     figure, axis = plot(
         xlabel="share of the captions that are shown",
@@ -217,10 +217,10 @@ def _coverage_plot(judged: JudgedConfidence) -> str:
         xlim=(0, 1),
         ylim=(0, 1),
     )
-    coverage, by_confidence, by_log_probability = zip(*judged["curve"], strict=True)
+    coverage, by_confidence, by_log_probability = zip(*scores["curve"], strict=True)
     axis.plot(coverage, by_confidence, color="#b3411e", label="by confidence")
     axis.plot(coverage, by_log_probability, color="#d9a441", label="by log-probability")
-    axis.axhline(judged["ranking"]["random"], color="#8c867c", linestyle="--", label="at random")
+    axis.axhline(scores["ranking"]["random"], color="#8c867c", linestyle="--", label="at random")
     axis.legend(frameon=False)
     return as_svg(figure)
 

@@ -73,5 +73,5 @@ def _caption(
     """Return the captioner's results for pictures, from their grids if given, else from their files."""
     if grids is None and not data.has_grids:
         return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests]))
-    given = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))
-    return list(captioner.from_cached(given, [key_of_digest(digest) for digest in digests]))
+    values = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))
+    return list(captioner.from_cached(values, [key_of_digest(digest) for digest in digests]))

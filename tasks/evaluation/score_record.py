@@ -10,7 +10,7 @@ SCORES = "scores.json"
 NO_BETTER = "no better than copying captions of similar pictures; try more pictures or a better backbone"
 
 
-class JudgedConfidence(TypedDict):
+class ConfidenceScores(TypedDict):
     """How well the confidence separates acceptable captions from others, on pictures that it was not fitted to.
 
     acceptable: the definition of acceptable, in words. pictures: the number of pictures. share: of acceptable captions.
@@ -65,7 +65,7 @@ class ScoreRecord(TypedDict):
     also_in_training: NotRequired[int]
     neighbours: NotRequired[dict[str, float | None] | str]
     copied: NotRequired[dict[str, CopiedScore]]
-    confidence: NotRequired[JudgedConfidence | str]
+    confidence: NotRequired[ConfidenceScores | str]
 
 
 def read_scores(folder: Path) -> ScoreRecord:
@@ -107,32 +107,32 @@ def no_better_than_copied(result: ScoreRecord, score: str) -> bool:
     return copied is not None and copied["gain"][0] <= 0
 
 
-def copied_figures(result: ScoreRecord) -> dict[str, float]:
+def copied_scores(result: ScoreRecord) -> dict[str, float]:
     """Return the scores of copied captions by name; empty if none were copied."""
     return {f"copied_{name}": copied["value"] for name, copied in result.get("copied", {}).items()}
 
 
 def confidence_lines(result: ScoreRecord) -> list[str]:
     """Return sentences on the confidence of the captions; empty if none was tried."""
-    judged = result.get("confidence")
-    if judged is None or isinstance(judged, str):
-        return [] if judged is None else [f"The captions have no confidence: {judged}."]
-    ranking, (low, high) = judged["ranking"], judged["gain"]
+    scores = result.get("confidence")
+    if scores is None or isinstance(scores, str):
+        return [] if scores is None else [f"The captions have no confidence: {scores}."]
+    ranking, (low, high) = scores["ranking"], scores["gain"]
     return [
-        f"A caption's confidence is the probability that it is acceptable: that {judged['acceptable']}, as "
-        f"{judged['share']:.1%} of {judged['pictures']:,} captions are.",
-        f"On captions that it was not fitted to, its mean calibration error is {judged['calibration_error']:.1%}, and "
+        f"A caption's confidence is the probability that it is acceptable: that {scores['acceptable']}, as "
+        f"{scores['share']:.1%} of {scores['pictures']:,} captions are.",
+        f"On captions that it was not fitted to, its mean calibration error is {scores['calibration_error']:.1%}, and "
         f"the area under its risk-coverage curve is {ranking['confidence']:.1%} ({ranking['log_probability']:.1%} for "
         f"log-probability, {ranking['random']:.1%} for a random order; the gain over log-probability is {low:.1%} to "
         f"{high:.1%}, 95 % interval).",
     ]
 
 
-def confidence_figures(result: ScoreRecord) -> dict[str, float]:
+def confidence_metrics(result: ScoreRecord) -> dict[str, float]:
     """Return the metrics of the captions' confidence by name, from 0 to 1; empty if they have none."""
-    judged = result.get("confidence")
-    if judged is None or isinstance(judged, str):
+    scores = result.get("confidence")
+    if scores is None or isinstance(scores, str):
         return {}
-    ranking = {f"risk_coverage_{name}": value for name, value in judged["ranking"].items()}
-    errors = {"calibration_error": judged["calibration_error"], "auroc": judged["auroc"], "acceptable": judged["share"]}
+    ranking = {f"risk_coverage_{name}": value for name, value in scores["ranking"].items()}
+    errors = {"calibration_error": scores["calibration_error"], "auroc": scores["auroc"], "acceptable": scores["share"]}
     return {f"confidence_{name}": value for name, value in {**errors, **ranking}.items()}

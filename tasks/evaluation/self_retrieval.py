@@ -35,10 +35,10 @@ def self_retrieval(
     """
     drawn = random.Random(0).sample(sorted(captions), min(len(captions), OTHERS + 1))
     scores = _log_probabilities(decoder, grids, drawn, device)
-    own = scores.diagonal().clone()
+    own_scores = scores.diagonal().clone()
     scores.fill_diagonal_(-torch.inf)
-    found: npt.NDArray[np.bool_] = (own > scores.max(dim=0).values).numpy()
-    return found
+    is_retrieved: npt.NDArray[np.bool_] = (own_scores > scores.max(dim=0).values).numpy()
+    return is_retrieved
 
 
 def _log_probabilities(

@@ -48,15 +48,15 @@ def slices_of(captions: Mapping[str, ScoredCaption], sources: Sources) -> dict[s
     seldom = {word for word, number in pictures_with.items() if number < max(2, _SELDOM * len(corpus))}
     rarity = _means([[word in seldom for words in item.references for word in words] for item in corpus])
     genders = [_gender(item.references) for item in corpus] if _is_english(corpus) else [None] * len(corpus)
-    found = {
+    slices = {
         "people call it a man": np.array([gender == "man" for gender in genders], np.bool_),
         "people call it a woman": np.array([gender == "woman" for gender in genders], np.bool_),
         "long references": lengths >= np.quantile(lengths, _QUARTER),
         "rare words": rarity >= np.quantile(rarity, _QUARTER),
     }
     for source in sorted({name for names in sources.values() for name in names}):
-        found[f"source {source}"] = np.array([source in sources.get(digest, ()) for digest in captions], np.bool_)
-    return {name: flags for name, flags in found.items() if _FEWEST <= flags.sum() < len(corpus)}
+        slices[f"source {source}"] = np.array([source in sources.get(digest, ()) for digest in captions], np.bool_)
+    return {name: flags for name, flags in slices.items() if _FEWEST <= flags.sum() < len(corpus)}
 
 
 def _means(rows: Sequence[Sequence[float]]) -> Counts:

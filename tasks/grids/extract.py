@@ -31,7 +31,7 @@ class BackboneStage(Stage):
 
 
 @dataclass(frozen=True, eq=False)
-class FailedAmong(Product):
+class FailedInSplits(Product):
     """The photographs of some splits that have no grid. A stage that reads these splits depends on no others."""
 
     manifest: Ingest
@@ -65,9 +65,9 @@ class Extract(Stage):
         """Return the product that identifies the grids: backbone, weights and how photographs are encoded."""
         return Product(self, "identity")
 
-    def failed(self, *splits: str) -> FailedAmong:
+    def failed(self, *splits: str) -> FailedInSplits:
         """Return the product of the photographs of these splits that have no grid."""
-        return FailedAmong(self, "failed", self.manifest, splits)
+        return FailedInSplits(self, "failed", self.manifest, splits)
 
     def sections(self) -> dict[str, Section]:
         return {"grids": self.grids}

@@ -66,13 +66,13 @@ loaded_encoders: dict[str, Encoder] = {}
 class ShardJob:
     """A job: one shard to extract.
 
-    number: the shard's number. wanted: (digest, file) of its photographs, in order. identity: the store's identity.
+    number: the shard's number. photographs: (digest, file) of each, in order. identity: the store's identity.
     machine: its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, or
     None.
     """
 
     number: int
-    wanted: Sequence[tuple[str, Path]]
+    photographs: Sequence[tuple[str, Path]]
     identity: Identity
     grids: GridsConfig
     machine: MachineConfig
@@ -80,7 +80,7 @@ class ShardJob:
 
 
 @dataclass(frozen=True)
-class MadeShard:
+class ShardResult:
     """The result of a job.
 
     draft: the shard's files; None if no photograph could be decoded. failed: the photographs that could not be decoded.
@@ -90,12 +90,12 @@ class MadeShard:
     failed: list[FailedPhotograph]
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Return the number of the job's photographs."""
         return len(self.failed) + (0 if self.draft is None else len(self.draft.shard.digests))
 
 
-Publish = Callable[[MadeShard], None]
+Publish = Callable[[ShardResult], None]
 Executor = Callable[[Sequence[ShardJob], Publish], None]
 
 
@@ -168,14 +168,16 @@ def bring_up_to_date(
 
 
 def jobs_of(
-    wanted: Sequence[tuple[str, Path]],
+    photographs: Sequence[tuple[str, Path]],
     store: GridStore,
     grids: GridsConfig,
     machine: MachineConfig,
     tuned: Artifact | None = None,
 ) -> list[ShardJob]:
     """Return the jobs that add photographs, given as (digest, file), to a store: `machine.shard_rows` in each."""
-    parts = (wanted[start : start + machine.shard_rows] for start in range(0, len(wanted), machine.shard_rows))
+    parts = (
+        photographs[start : start + machine.shard_rows] for start in range(0, len(photographs), machine.shard_rows)
+    )
     first = store.next_number()
     return [ShardJob(number, part, store.identity, grids, machine, tuned) for number, part in enumerate(parts, first)]
 
@@ -187,24 +189,24 @@ def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progr
     """
     failed: list[FailedPhotograph] = []
     grids, machine, tuned = jobs[0].grids, jobs[0].machine, jobs[0].tuned
-    done, total = 0, sum(len(job.wanted) for job in jobs)
+    done, total = 0, sum(len(job.photographs) for job in jobs)
     with Bar(total, f"grids of {grids.backbone}", "pictures") as bar:
 
-        def publish(made: MadeShard) -> None:
+        def publish(result: ShardResult) -> None:
             nonlocal done
-            if made.draft is not None:
-                shard = store.publish(made.draft)
+            if result.draft is not None:
+                shard = store.publish(result.draft)
                 bar.log(f"{shard.path.name}: {len(shard.digests)} grids")
-            failed.extend(made.failed)
-            done += made.asked
+            failed.extend(result.failed)
+            done += result.requested
             progress.write_text(f"{done:,} of {total:,} pictures extracted", encoding="utf-8")
             hooks.shards_done(done, total)
 
-        def publish_and_count(made: MadeShard) -> None:
-            publish(made)
-            bar.advance(made.asked)
+        def publish_and_count(result: ShardResult) -> None:
+            publish(result)
+            bar.advance(result.requested)
 
-        if jobs[0].wanted[0][1].suffix == ".npy":
+        if jobs[0].photographs[0][1].suffix == ".npy":
             for job in jobs:
                 publish_and_count(_shard_of_given(job, store))
         elif hooks.executor is not None:
@@ -214,11 +216,11 @@ def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progr
     return failed
 
 
-def _shard_of_given(job: ShardJob, store: GridStore) -> MadeShard:
+def _shard_of_given(job: ShardJob, store: GridStore) -> ShardResult:
     """Write a shard of grids that a data set has in place of photographs: .npy files of (h, w, C) float16."""
-    given = [np.load(io.BytesIO(read_photograph(*item)), allow_pickle=False)[None] for item in job.wanted]
-    names = [name for name, _ in job.wanted]
-    return MadeShard(store.draft(given, names, [(0, 0)] * len(names), job.number), [])
+    grids = [np.load(io.BytesIO(read_photograph(*item)), allow_pickle=False)[None] for item in job.photographs]
+    names = [name for name, _ in job.photographs]
+    return ShardResult(store.draft(grids, names, [(0, 0)] * len(names), job.number), [])
 
 
 def make_shards(
@@ -234,15 +236,15 @@ def make_shards(
     encoded batch. Raises AttendError if the disk is full, memory runs out, a file is missing or does not match its
     digest, or the backbone gives values that are not finite.
     """
-    pending: Future[MadeShard] | None = None
+    pending: Future[ShardResult] | None = None
     with decoders(jobs[0].machine) as pool, ThreadPoolExecutor(1) as thread:
 
         def publish_pending() -> None:
             nonlocal pending
             if pending is not None:
-                made = pending.result()  # if interrupted here, it is published in `finally`
+                result = pending.result()  # if interrupted here, it is published in `finally`
                 pending = None
-                publish(made)
+                publish(result)
 
         batches = _decode(jobs, encoder, pool)
         if encoder.device.type != "cpu":
@@ -283,7 +285,9 @@ class _Batch(NamedTuple):
 def _decode(jobs: Sequence[ShardJob], encoder: Encoder, pool: ThreadPoolExecutor) -> Iterator[_Batch]:
     """Yield the photographs of all jobs in batches, in order; no batch has photographs of two jobs."""
     size = jobs[0].machine.extract_batch
-    parts = [(job, job.wanted[start : start + size]) for job in jobs for start in range(0, len(job.wanted), size)]
+    parts = [
+        (job, job.photographs[start : start + size]) for job in jobs for start in range(0, len(job.photographs), size)
+    ]
     files = [pool.submit(read_photograph, *item) for item in parts[0][1]]
     for number, (job, part) in enumerate(parts, 1):
         contents = [file.result() for file in files]
@@ -326,7 +330,7 @@ def _encode(batch: _Batch, encoder: Encoder) -> Grids:
     # Comparing exponents as integers is five times as fast as `isfinite`.
     infinite = ((on_device.view(torch.int16) & 0x7C00) == 0x7C00).flatten(1).any(dim=1).tolist()
     if any(infinite):
-        paths = dict(batch.job.wanted)
+        paths = dict(batch.job.photographs)
         bad = [str(paths[item.name]) for item, is_bad in zip(batch.photographs, infinite, strict=True) if is_bad]
         raise AttendError(
             f"grids.weights: {batch.job.grids.weights}: gives values that are not finite for {len(bad)} photographs of "
@@ -342,10 +346,10 @@ def _write(
     slabs: Sequence[Grids],
     photographs: Sequence[_Photograph],
     failed: list[FailedPhotograph],
-) -> MadeShard:
+) -> ShardResult:
     """Write the files of a shard, unpublished."""
     names, sizes = [item.name for item in photographs], [item.size for item in photographs]
-    return MadeShard(store.draft(slabs, names, sizes, job.number) if slabs else None, failed)
+    return ShardResult(store.draft(slabs, names, sizes, job.number) if slabs else None, failed)
 
 
 def _for_workers(jobs: Sequence[ShardJob]) -> list[ShardJob]:
@@ -355,12 +359,14 @@ def _for_workers(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     grids = grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
     machine = machine.model_copy(update={"workspace": machine.address})
     return [
-        replace(job, wanted=[(name, file.absolute()) for name, file in job.wanted], grids=grids, machine=machine)
+        replace(
+            job, photographs=[(name, file.absolute()) for name, file in job.photographs], grids=grids, machine=machine
+        )
         for job in jobs
     ]
 
 
-def make_shard(job: ShardJob) -> MadeShard:
+def make_shard(job: ShardJob) -> ShardResult:
     """Write one shard's files on a worker, unpublished. Its process reuses the backbone for the next shard."""
     key = digest_of([job.identity.as_dict, job.machine.device, job.machine.compile, job.machine.extract_batch])
     if key not in loaded_encoders:
@@ -368,11 +374,11 @@ def make_shard(job: ShardJob) -> MadeShard:
         loaded_encoders[key] = encoder_of(job.grids, job.machine, _local_tuned_backbone(job))
     store = GridStore(Workspace(job.machine.folder).grids, job.identity)
     store.folder.mkdir(parents=True, exist_ok=True)
-    made: list[MadeShard] = []
-    make_shards([job], store, loaded_encoders[key], made.append)
-    if store.remote is not None and made[0].draft is not None:  # uploaded, and published from the storage
-        made[0].draft.hdf5.unlink()
-    return made[0]
+    results: list[ShardResult] = []
+    make_shards([job], store, loaded_encoders[key], results.append)
+    if store.remote is not None and results[0].draft is not None:  # uploaded, and published from the storage
+        results[0].draft.hdf5.unlink()
+    return results[0]
 
 
 def _local_tuned_backbone(job: ShardJob) -> Artifact | None:

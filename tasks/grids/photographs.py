@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tasks.common.cores import available_cores
 from tasks.common.errors import AttendError, TransientError
-from tasks.common.retries import may_pass
+from tasks.common.retries import is_transient
 from tasks.config.machine import MachineConfig
 from tasks.data.manifest import MANIFEST
 from tasks.pipeline.ledger import Artifact, digest_of
@@ -47,7 +47,7 @@ def read_photograph(digest: str, path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        kind = TransientError if may_pass(error) else AttendError
+        kind = TransientError if is_transient(error) else AttendError
         raise kind(
             f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
         ) from None

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError, check_format
-from tasks.common.files import digest_of_file, flush, write_atomically, write_whole
+from tasks.common.files import atomic_file, digest_of_file, flush, write_atomically
 from tasks.common.object_storage import Remote
 from tasks.grids.identity import FORMAT, Identity
 from tasks.pipeline.ledger import FileRecord, canonical
@@ -252,7 +252,7 @@ class GridStore:
             )
         if draft.hdf5.exists():  # another machine's file is only in the storage
             draft.hdf5.rename(shard.path)
-        with write_whole(index) as temporary:
+        with atomic_file(index) as temporary:
             temporary.write_bytes(draft.index)
         flush(self.folder)
         if self.remote is not None:

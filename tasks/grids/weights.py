@@ -126,8 +126,8 @@ def _check_timm_download(backbone: Backbone, architecture: str) -> None:
         _check_server(huggingface_hub.hf_hub_url(repository, "config.json"), architecture)
 
 
-def _check_server(url: str, what: str) -> None:
-    """Raise AttendError if a server does not respond for a URL. what: the weights, for the message."""
+def _check_server(url: str, weights: str) -> None:
+    """Raise AttendError if a server does not respond for a URL. weights: the weights, for the message."""
     import urllib.request
 
     try:
@@ -135,7 +135,7 @@ def _check_server(url: str, what: str) -> None:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise AttendError(
-            f"grids.weights: {what} cannot be downloaded from {url} ({reason}): download it elsewhere, and set "
+            f"grids.weights: {weights} cannot be downloaded from {url} ({reason}): download it elsewhere, and set "
             "grids.weights to its path (in a YAML file: grids: {weights: FILE})"
         ) from None
 
@@ -272,8 +272,8 @@ def _torchvision_weights(backbone: Backbone, architecture: str, name: str) -> We
         raise AttendError(f"grids.weights: torchvision has no weights for {architecture}")
     enum = getattr(torchvision.models, backbone.published)
     if name not in enum.__members__:
-        known = ", ".join(enum.__members__)
-        raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has no such weights, but: {known}")
+        listed_names = ", ".join(enum.__members__)
+        raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has no such weights, but: {listed_names}")
     transforms = enum[name].transforms()
     required = ((tuple(transforms.mean), tuple(transforms.std)), transforms.interpolation.value)
     # Torchvision's GoogLeNet takes pixels normalised by ImageNet's statistics, and converts them to the statistics that

@@ -44,7 +44,7 @@ def doubts(
         return []
     rows_at_most = min(_MOST_CAPTIONS, max(len(picture.tokens) for picture in pictures))
     at_once = max(1, min(_PICTURES_AT_ONCE, _LOGITS // (rows_at_most * pictures[0].tokens.shape[1] * vocabulary)))
-    found: list[Doubts] = []
+    all_doubts: list[Doubts] = []
     mean = mean.to(device).unsqueeze(0)
     for part in in_parts(pictures, at_once, "captions compared with their pictures"):
         rows = [picture.tokens[:_MOST_CAPTIONS] for picture in part]
@@ -57,8 +57,8 @@ def doubts(
         blind = log_probabilities(decoder, mean, on_device.flatten(0, 1).unsqueeze(0))[0].sum(dim=1)
         lengths = (on_device[:, :, 1:] != NULL).sum(dim=2)
         gains = ((seen - blind.view_as(seen)) / lengths.clamp_min(1)).double().cpu().numpy()
-        found += [doubts_of(gains[number, : len(tokens)]) for number, tokens in enumerate(rows)]
-    return found
+        all_doubts += [doubts_of(gains[number, : len(tokens)]) for number, tokens in enumerate(rows)]
+    return all_doubts
 
 
 def doubts_of(gains: Doubts) -> Doubts:
@@ -68,5 +68,5 @@ def doubts_of(gains: Doubts) -> Doubts:
     """
     if len(gains) == 1:
         return -gains
-    others: Doubts = (gains.sum() - gains) / (len(gains) - 1)
-    return others / 2 - gains
+    mean_of_others: Doubts = (gains.sum() - gains) / (len(gains) - 1)
+    return mean_of_others / 2 - gains

@@ -19,13 +19,13 @@ _PERMUTATIONS = 999
 _AT_ONCE = 128
 
 
-def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> DriftRecord:
+def measure_drift(reference: Tensor, new: Tensor, seed: int = 0) -> DriftRecord:
     """Return whether two samples of pooled grids, (N, C) and (M, C) float32 of length 1, have the same distribution.
 
     Of a sample with more than `_MOST` grids, that many are drawn at random.
     """
     generator = torch.Generator().manual_seed(seed)
-    samples = [sample[torch.randperm(len(sample), generator=generator)[:_MOST]] for sample in (known, arrived)]
+    samples = [sample[torch.randperm(len(sample), generator=generator)[:_MOST]] for sample in (reference, new)]
     count, first = sum(map(len, samples)), len(samples[0])
     pooled = torch.cat(samples)
     distances = torch.cdist(pooled, pooled)

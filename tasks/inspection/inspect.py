@@ -31,7 +31,7 @@ from tasks.datasets.base import SPLITS
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.inspection.doubtful_captions import doubts
-from tasks.inspection.drift import FEWEST, drift_between
+from tasks.inspection.drift import FEWEST, measure_drift
 from tasks.inspection.look_alikes import look_alikes
 from tasks.inspection.record import (
     ALIKE,
@@ -124,8 +124,8 @@ def _some_of_both(order: Sequence[str], known: Set[str] | None) -> list[str]:
     """Return at most `_MOST_POOLED` pictures from `order`; half of them are known ones, if there are enough."""
     before = [digest for digest in order if known is not None and digest in known]
     new = order[: len(order) - len(before)]
-    kept = max(_MOST_POOLED // 2, _MOST_POOLED - len(new))
-    return [*new[: _MOST_POOLED - min(kept, len(before))], *before[:kept]]
+    known_count = max(_MOST_POOLED // 2, _MOST_POOLED - len(new))
+    return [*new[: _MOST_POOLED - min(known_count, len(before))], *before[:known_count]]
 
 
 class _Findings:
@@ -142,9 +142,9 @@ class _Findings:
         row = {"kind": kind, "digest": digest, "name": picture.name, "split": split, "caption": caption, "other": other}
         self._rows.setdefault(kind, []).append({**row, "score": round(score, 4), "why": why})
 
-    def caption(self, digest: str, place: int) -> str:
+    def caption(self, digest: str, index: int) -> str:
         """Return a picture's caption by its place."""
-        return self._by_digest[digest][1].captions[place]
+        return self._by_digest[digest][1].captions[index]
 
     def counts(self) -> dict[str, int]:
         return {kind: len(rows) for kind, rows in self._rows.items()}
@@ -171,30 +171,30 @@ def _doubtful(
         picture.digest: picture for split in _splits(sources) for picture in read_captions(sources.captions.path, split)
     }
     chosen, number = [], 0
-    places: list[list[int]] = []  # of distinct captions: a source's weight repeats those of its pictures
+    indices: list[list[int]] = []  # of distinct captions: a source's weight repeats those of its pictures
     for digest in order:
         if number >= _INSPECTED:
             break
         if digest in captioned:
             tokens = captioned[digest].tokens
-            places.append(sorted(np.unique(tokens, axis=0, return_index=True)[1].tolist()))
-            chosen.append(CaptionedPicture(digest, tokens[places[-1]]))
-            number += len(places[-1])
+            indices.append(sorted(np.unique(tokens, axis=0, return_index=True)[1].tolist()))
+            chosen.append(CaptionedPicture(digest, tokens[indices[-1]]))
+            number += len(indices[-1])
     if not chosen:
         return 0
     device = device_of(config.machine)
     decoder, _ = load_decoder(trained.path)
     vocabulary = read_vocabulary(sources.captions.path)
     values = doubts(decoder.to(device).eval(), mean, grids, chosen, device, len(vocabulary))
-    found = [
-        (float(value), picture.digest, place)
-        for picture, own, at in zip(chosen, values, places, strict=True)
-        for value, place in zip(own, at, strict=False)  # if there are many captions, only the first were examined
+    ranked = [
+        (float(value), picture.digest, index)
+        for picture, own, at in zip(chosen, values, indices, strict=True)
+        for value, index in zip(own, at, strict=False)  # if there are many captions, only the first were examined
         if value > DOUBT
     ]
-    for value, digest, place in sorted(found, reverse=True):
+    for value, digest, index in sorted(ranked, reverse=True):
         why = f"its words are {value:.1f} nats less likely here than they should be, each"
-        findings.add(DOUBTFUL, digest, value, why, caption=findings.caption(digest, place))
+        findings.add(DOUBTFUL, digest, value, why, caption=findings.caption(digest, index))
     return sum(len(own) for own in values)
 
 
@@ -219,17 +219,17 @@ def _drift(
     numbers = candidates.nonzero().squeeze(1)
     known_pooled = pooled[is_known] if is_known.any() and known is not None else training
     distances = _distances_to_others(pooled[numbers], known_pooled)
-    for place in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
-        value = float(distances[place])
+    for index in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
+        value = float(distances[index])
         why = f"distance {value:.2f} from the nearest training pictures, where the median is {distances.median():.2f}"
-        findings.add(UNLIKE, digests[int(numbers[place])], value, why)
+        findings.add(UNLIKE, digests[int(numbers[index])], value, why)
     if known is None:
         return "there is no champion, or it is not known which pictures it knew"
     counts = int(is_known.sum()), int((~is_known).sum())
     if min(counts) < FEWEST:
         few = "pictures arrived" if counts[1] < FEWEST else "pictures of before are left"
         return f"{min(counts):,} {few} since the champion was trained: {FEWEST} are needed to tell"
-    return drift_between(pooled[is_known], pooled[~is_known])
+    return measure_drift(pooled[is_known], pooled[~is_known])
 
 
 def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def look_alikes(pooled: Tensor, most: int) -> tuple[list[LookAlike], int]:
     nearest = torch.cat([_distances(pooled, start).min(dim=1).values for start in starts])
     usual = float(nearest.median())
     closest_are = min(_CLOSE * usual, float(nearest.quantile(_FEW)))  # if many are alike, being alike says nothing
-    found: list[LookAlike] = []
+    pairs: list[LookAlike] = []
     total = 0
     for start in starts:
         distances = _distances(pooled, start)
@@ -43,11 +43,11 @@ def look_alikes(pooled: Tensor, most: int) -> tuple[list[LookAlike], int]:
         distances[torch.arange(len(pooled)).unsqueeze(0) < numbers] = torch.inf  # each pair once
         total += int((distances <= closest_are).sum())
         closest = distances.flatten().topk(min(most, distances.numel()), largest=False)
-        for place, distance in zip(closest.indices.tolist(), closest.values.tolist(), strict=True):
+        for index, distance in zip(closest.indices.tolist(), closest.values.tolist(), strict=True):
             if distance <= closest_are:
-                row, column = divmod(place, len(pooled))
-                found.append(LookAlike(row + start, column, round(distance / usual, 3) if usual else 0.0))
-    return sorted(found, key=lambda pair: (pair.distance, pair.first, pair.second))[:most], total
+                row, column = divmod(index, len(pooled))
+                pairs.append(LookAlike(row + start, column, round(distance / usual, 3) if usual else 0.0))
+    return sorted(pairs, key=lambda pair: (pair.distance, pair.first, pair.second))[:most], total
 
 
 def _distances(pooled: Tensor, start: int) -> Tensor:

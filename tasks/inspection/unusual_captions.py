@@ -1,4 +1,4 @@
-"""Unusual captions: in another script or language than the others, or of another length."""
+"""UnusualCaption captions: in another script or language than the others, or of another length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW = 0.05  # share of captions in another language, at most: if there are more
 _FEWEST_CAPTIONS = 100  # with fewer captions, nothing stands out
 
 
-class Unusual(NamedTuple):
+class UnusualCaption(NamedTuple):
     """A caption that stands out. score: by how much, from 0 up. why: the reason in words."""
 
     digest: str
@@ -29,7 +29,7 @@ class Unusual(NamedTuple):
     why: str
 
 
-def unusual_captions(captions: Mapping[str, Sequence[str]]) -> list[Unusual]:
+def unusual_captions(captions: Mapping[str, Sequence[str]]) -> list[UnusualCaption]:
     """Return the captions that stand out, most striking first. captions: of each digest."""
     texts = [(digest, text) for digest, own in captions.items() for text in own]
     if len(texts) < _FEWEST_CAPTIONS:
@@ -41,25 +41,25 @@ def unusual_captions(captions: Mapping[str, Sequence[str]]) -> list[Unusual]:
     lengths = np.array([len(own) for own in words])
     low, high = np.quantile(lengths, [0.25, 0.75])
     longest, shortest = high + _FENCE * max(high - low, 1), low - _FENCE * max(high - low, 1)
-    found: list[Unusual] = []
-    foreign: list[Unusual] = []
+    unusual: list[UnusualCaption] = []
+    foreign: list[UnusualCaption] = []
     usual = f"where most have {low:.0f} to {high:.0f}"
     for (digest, text), own, script, length in zip(texts, words, scripts, lengths.tolist(), strict=True):
         unknown = sum(captions_with[word] < _SELDOM for word in own)
         if script is None:
-            found.append(Unusual(digest, text, 2.0, "has no letters"))
+            unusual.append(UnusualCaption(digest, text, 2.0, "has no letters"))
         elif script != usual_script:
             why = f"written in {script.title()} letters, the others in {str(usual_script).title()}"
-            found.append(Unusual(digest, text, 2.0, why))
+            unusual.append(UnusualCaption(digest, text, 2.0, why))
         elif len(own) >= _FEWEST_WORDS and unknown >= _UNKNOWN * len(own):
             why = f"{unknown} of its {len(own)} words are in hardly any other caption"
-            foreign.append(Unusual(digest, text, 1 + unknown / len(own), why))
+            foreign.append(UnusualCaption(digest, text, 1 + unknown / len(own), why))
         elif length > longest:
-            found.append(Unusual(digest, text, 1 - longest / length, f"{length} words, {usual}"))
+            unusual.append(UnusualCaption(digest, text, 1 - longest / length, f"{length} words, {usual}"))
         elif length < max(shortest, 2) and low > 2:
-            found.append(Unusual(digest, text, 1.0, f"{length} word{'s' * (length != 1)}, {usual}"))
-    found += foreign if len(foreign) <= _FEW * len(texts) else []
-    return sorted(found, key=lambda item: (-item.score, item.digest))
+            unusual.append(UnusualCaption(digest, text, 1.0, f"{length} word{'s' * (length != 1)}, {usual}"))
+    unusual += foreign if len(foreign) <= _FEW * len(texts) else []
+    return sorted(unusual, key=lambda item: (-item.score, item.digest))
 
 
 def script_of(text: str) -> str | None:

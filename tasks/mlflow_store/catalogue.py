@@ -38,11 +38,11 @@ def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVer
     models = {model.name: model for model in registered_models(client)}
     if name is not None and name not in models:
         raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(models)) or 'none'}")
-    found = []
+    entries = []
     for model in sorted(models if name is None else [name]):
         versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-        found += [_catalogued(version, models[model].aliases) for version in versions]
-    return found
+        entries += [_catalogued(version, models[model].aliases) for version in versions]
+    return entries
 
 
 def one_version(workspace: Path, address: str) -> CataloguedVersion:

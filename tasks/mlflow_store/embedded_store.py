@@ -70,8 +70,8 @@ def _is_up_to_date(database: Path) -> bool:
 
     engine = sqlalchemy.create_engine(f"sqlite:///{database}")
     try:
-        found = _get_schema_version(engine)  # type: ignore[no-untyped-call]
-        return bool(found == _get_latest_schema_revision())  # type: ignore[no-untyped-call]
+        schema_version = _get_schema_version(engine)  # type: ignore[no-untyped-call]
+        return bool(schema_version == _get_latest_schema_revision())  # type: ignore[no-untyped-call]
     except sqlalchemy.exc.SQLAlchemyError:
         return False
     finally:

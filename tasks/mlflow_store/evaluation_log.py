@@ -15,7 +15,7 @@ from tasks.data.caption_files import VOCABULARY
 from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
-from tasks.evaluation.score_record import SCORES, ScoreRecord, confidence_figures, copied_figures, read_scores
+from tasks.evaluation.score_record import SCORES, ScoreRecord, confidence_metrics, copied_scores, read_scores
 from tasks.grids.index import open_grids
 from tasks.mlflow_store.lineage import log_pictures, pictures_of, source_tags
 from tasks.mlflow_store.runs import CHECKPOINTS, PARENT_RUN, TrainingLog, flush_run, log_scores, training_log
@@ -121,7 +121,7 @@ def log_data_and_scores(
     run_id = str(run.info.run_id)
     scored = pictures_of(artifacts.manifest, config, config.evaluation.split)
     log_pictures(client, run_id, scored, "evaluation")
-    figures = {**scores["scores"], **copied_figures(scores), **confidence_figures(scores)}
+    figures = {**scores["scores"], **copied_scores(scores), **confidence_metrics(scores)}
     log_scores(client, run_id, figures, model_id=model_id, pictures=scored)
     client.set_terminated(run_id)
     log_scores(client, log.run_id, scores["scores"])  # MLflow's pages sort trainings by these

@@ -20,7 +20,7 @@ from models.requests import TYPES
 from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import LoadedBundle, example, load_bundle
 from tasks.common.errors import AttendError, TransientError, reason_of
-from tasks.common.retries import may_pass
+from tasks.common.retries import is_transient
 from tasks.mlflow_store.runs import TrainingLog
 from tasks.mlflow_store.tracking import local_folder, without_credentials
 
@@ -162,7 +162,7 @@ def download(uri: str, folder: Path) -> Path:
         return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
     except (MlflowException, OSError) as error:
         store, reason = without_credentials(mlflow.get_tracking_uri()), reason_of(error)
-        kind = TransientError if may_pass(error) else AttendError
+        kind = TransientError if is_transient(error) else AttendError
         raise kind(f"{uri}: cannot be downloaded from {store}: {reason}") from None
 
 

@@ -61,13 +61,13 @@ def runtime_of(runtimes, artifacts):
     Raises MlflowException if the model has none of these runtimes, or no package for one is installed.
     """
     has = [name for name in _PACKAGES if artifact_of(name) in artifacts]
-    known = [name for name in runtimes if name in has]
-    if not known:
+    installed = [name for name in runtimes if name in has]
+    if not installed:
         raise _invalid(f"runtimes: the model has {', '.join(has)}, and none of {', '.join(map(str, runtimes))}")
-    for name in known:
+    for name in installed:
         if importlib.util.find_spec(_PACKAGES[name]) is not None:
             return name
-    raise _invalid(f"runtimes: install {' or '.join(sorted({_PACKAGES[name] for name in known}))}, which they need")
+    raise _invalid(f"runtimes: install {' or '.join(sorted({_PACKAGES[name] for name in installed}))}, which they need")
 
 
 def artifact_of(runtime):

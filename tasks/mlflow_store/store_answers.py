@@ -31,16 +31,16 @@ def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
     """
     # A separate registry may be anywhere, so its answers are not cached.
     state = "" if os.environ.get("MLFLOW_REGISTRY_URI") else _state(workspace)
-    kept = _read(workspace / _FILE, state)
-    if question in kept:
-        found: Answer = kept[question]
-        return found
-    found = answer()
+    cached = _read(workspace / _FILE, state)
+    if question in cached:
+        value: Answer = cached[question]
+        return value
+    value = answer()
     if state and _state(workspace) == state:
-        kept = _read(workspace / _FILE, state)  # including answers that other processes have added
+        cached = _read(workspace / _FILE, state)  # including answers that other processes have added
         with contextlib.suppress(OSError):  # it is asked again, which is only slower
-            write_atomically(workspace / _FILE, json.dumps({"state": state, "answers": {**kept, question: found}}))
-    return found
+            write_atomically(workspace / _FILE, json.dumps({"state": state, "answers": {**cached, question: value}}))
+    return value
 
 
 def _state(workspace: Path) -> str:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.captioner.load_bundle import check_bundle, kept_digest
+from tasks.captioner.load_bundle import check_bundle, stored_digest
 from tasks.common.errors import AttendError, reason_of, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
@@ -226,7 +226,7 @@ def find(model: str | None, workspace: Path) -> Registered:
 def exported_digest(folder: Path) -> str | None:
     """Return the digest of the captioner in a folder written by `attend export`; None for any other folder."""
     try:
-        return kept_digest(folder)
+        return stored_digest(folder)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -324,14 +324,14 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
 
 def registered_models(client: MlflowClient) -> list[RegisteredModel]:
     """Return all registered models; MLflow returns pages of a hundred."""
-    found: list[RegisteredModel] = []
+    models: list[RegisteredModel] = []
     token = None
     while True:
         page = client.search_registered_models(page_token=token)
-        found += page
+        models += page
         token = page.token
         if not token:
-            return found
+            return models
 
 
 def _fixed_model(workspace: Path) -> str | None:
@@ -351,7 +351,7 @@ def fix_model(workspace: Path, model: str | None) -> None:
         (workspace / _FIXED).unlink(missing_ok=True)
         return
     client = tracking.connect(workspace, must_exist=True)
-    names = [found.name for found in registered_models(client) if CHAMPIONS in found.tags]
+    names = [model_.name for model_ in registered_models(client) if CHAMPIONS in model_.tags]
     if model not in names:
         raise AttendError(f"{model}: no model of this name has a champion{suggestion(model, names)}")
     write_atomically(workspace / _FIXED, f"{model}\n")

@@ -46,28 +46,28 @@ class Candidates:
 
     def __init__(
         self,
-        found: Sequence[Sequence[Caption]],
-        near: NearestPictures,
+        candidates: Sequence[Sequence[Caption]],
+        nearest: NearestPictures,
         pictures: Sequence[Picture],
-        kept: StoredCaptions,
+        stored: StoredCaptions,
         vocabulary: Vocabulary,
         lengths: range,
     ) -> None:
         """Consult the memory for each temperature.
 
-        found: the captions of each picture. near: the pictures similar to each. kept: the memory's captions. lengths:
-        allowed lengths of a copy, including END.
+        candidates: the captions of each picture. nearest: the pictures similar to each. stored: the memory's captions.
+        lengths: allowed lengths of a copy, including END.
         """
-        self._found = found
-        self._consulted: dict[float, list[NeighbourOpinion]] = {}
-        with Bar(len(found) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
+        self._candidates = candidates
+        self._opinions: dict[float, list[NeighbourOpinion]] = {}
+        with Bar(len(candidates) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
             for temperature in _TEMPERATURES:
-                said = consult(kept, near, found, temperature, lengths)
-                self._consulted[temperature] = said
-                bar.advance(len(found))
-        texts = [[vocabulary.text(caption.tokens) for caption in captions] for captions in found]
-        for said in self._consulted.values():
-            for own, one in zip(texts, said, strict=True):
+                opinions = consult(stored, nearest, candidates, temperature, lengths)
+                self._opinions[temperature] = opinions
+                bar.advance(len(candidates))
+        texts = [[vocabulary.text(caption.tokens) for caption in captions] for captions in candidates]
+        for opinions in self._opinions.values():
+            for own, one in zip(texts, opinions, strict=True):
                 own.append("" if one.copy is None else vocabulary.text(one.copy.tokens))
         corpus = []
         for own, picture in zip(texts, pictures, strict=True):
@@ -76,7 +76,7 @@ class Candidates:
         self.measure = "the truth" if has_facts(corpus) else "CIDEr-D"
         self._qualities = np.split(qualities(corpus), np.cumsum([len(own) for own in texts])[:-1])
 
-    def fit(self, which: Flags) -> Fit:
+    def fit(self, selected: Flags) -> Fit:
         """Return the best settings for some of the pictures.
 
         The default is chosen unless the best settings are better by more than twice the standard error of the
@@ -84,14 +84,14 @@ class Candidates:
         if the gain plus twice its standard error is not above zero, because they nearly always help, and few pictures
         may suggest otherwise by chance.
         """
-        if not which.any():
+        if not selected.any():
             return Fit(None, 0.0)
-        plain = np.array([own[0] for own in self._qualities])[which]
-        default = self._chosen(Neighbours())[which]
+        plain = np.array([own[0] for own in self._qualities])[selected]
+        default = self._chosen(Neighbours())[selected]
         best, values = Neighbours(), default
         for temperature, factor, copies in itertools.product(_TEMPERATURES, _FACTORS, _COPIES):
             neighbours = Neighbours(temperature=temperature, factor=factor, copies=copies)
-            own = self._chosen(neighbours)[which]
+            own = self._chosen(neighbours)[selected]
             if own.mean() > values.mean():
                 best, values = neighbours, own
         if (values - default).mean() <= 2 * _standard_error(values - default):
@@ -101,25 +101,25 @@ class Candidates:
 
     def _chosen(self, neighbours: Neighbours) -> Values:
         """Return the quality of the captions that neighbours choose."""
-        place = _TEMPERATURES.index(neighbours.temperature)
+        index = _TEMPERATURES.index(neighbours.temperature)
         chosen = []
-        said = self._consulted[neighbours.temperature]
-        for captions, own, values in zip(self._found, said, self._qualities, strict=True):
+        opinions = self._opinions[neighbours.temperature]
+        for captions, own, values in zip(self._candidates, opinions, self._qualities, strict=True):
             best = own.order(captions, neighbours.factor)[0]
             copied = own.copy_instead(best, neighbours.copies) is not None
-            chosen.append(values[len(captions) + place if copied else best])
+            chosen.append(values[len(captions) + index if copied else best])
         return np.array(chosen)
 
 
-def copied(kept: StoredCaptions, near: NearestPictures, vocabulary: Vocabulary) -> list[str]:
+def copied(stored: StoredCaptions, nearest: NearestPictures, vocabulary: Vocabulary) -> list[str]:
     """Return a caption copied from similar training pictures for each picture.
 
     It is the caption of the most similar pictures that is most similar to their others, which needs no training (Devlin
     et al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning"). It is empty if they have no whole
     caption without unknown words.
     """
-    said = consult(kept, near, [[]] * len(near.pictures), Neighbours.temperature)
-    return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in said]
+    opinions = consult(stored, nearest, [[]] * len(nearest.pictures), Neighbours.temperature)
+    return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in opinions]
 
 
 def _standard_error(values: Values) -> float:

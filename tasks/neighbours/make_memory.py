@@ -51,24 +51,24 @@ def write_memory(
     if not pictures:
         raise AttendError("remember: none of the training pictures could be read")
     left_out = max(len(pictures) - memory.pictures, 0)
-    kept = random.Random(0).sample(pictures, len(pictures) - left_out)
+    sampled = random.Random(0).sample(pictures, len(pictures) - left_out)
     if start is None:
-        found = make_memory(reader, kept, read_frequencies(captions.path), _SIZE)
+        new_memory = make_memory(reader, sampled, read_frequencies(captions.path), _SIZE)
     else:
         before = Memory.load(start.folder)
         if before.captions is None:
             raise AttendError(
                 f"memory.joined: {start.address} remembers no captions, as neighbours did not help it: set it to false"
             )
-        found = join_memory(before, before.captions, reader, kept, _new_ids(start.folder, captions.path))
-    found.save(out)
-    others = len(found.vectors) - len(kept)  # pictures whose photographs are not here
-    pq.write_table(pa.table({"digest": [picture.digest for picture in kept] + [""] * others}), out / PICTURES)
+        new_memory = join_memory(before, before.captions, reader, sampled, _new_ids(start.folder, captions.path))
+    new_memory.save(out)
+    earlier = len(new_memory.vectors) - len(sampled)  # pictures whose photographs are not here
+    pq.write_table(pa.table({"digest": [picture.digest for picture in sampled] + [""] * earlier}), out / PICTURES)
     notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
     if start is not None:
-        notes.append(f"{others:,} of the pictures are of the memory of {start.address}")
+        notes.append(f"{earlier:,} of the pictures are of the memory of {start.address}")
     # The numbers differ between machines by rounding, so the key is their digest.
-    return Outcome({"pictures": key}, {"pictures": len(found.vectors)}, notes)
+    return Outcome({"pictures": key}, {"pictures": len(new_memory.vectors)}, notes)
 
 
 def read_remembered(folder: Path) -> list[str]:

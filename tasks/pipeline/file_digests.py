@@ -66,13 +66,13 @@ class Digests:
             if len(unknown) >= 10_000:
                 computed = track(computed, total=len(unknown), label="hashing pictures")
             rows = []
-            for (path, size, mtime), found in zip(unknown, computed, strict=True):
-                if isinstance(found, OSError):
-                    errors.append(found)
+            for (path, size, mtime), result in zip(unknown, computed, strict=True):
+                if isinstance(result, OSError):
+                    errors.append(result)
                     continue
-                digests[path] = found
+                digests[path] = result
                 if mtime < settled:
-                    rows.append((_text(path), size, mtime, found))
+                    rows.append((_text(path), size, mtime, result))
             self._cache.write("insert or replace into digest values (?, ?, ?, ?)", rows)
         return digests, errors
 

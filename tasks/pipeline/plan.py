@@ -107,11 +107,11 @@ class Plan:
         start = 0 if first is None else self.stages.index(first)
         statuses = dict(list(self._statuses.items())[:start])
         for stage in self.stages[start:]:
-            statuses[stage] = self._judge(stage, self.inputs.get(stage.name, {}), statuses)
+            statuses[stage] = self._status_of(stage, self.inputs.get(stage.name, {}), statuses)
         self._statuses = statuses
         if self.read != "none" and self.workspace.is_writable():  # any suspects among them were read just now
-            judged = artifacts_of(self.statuses[start:]).values()
-            self.workspace.trust(path for artifact in judged for path, _ in artifact.files(self.workspace.root))
+            artifacts = artifacts_of(self.statuses[start:]).values()
+            self.workspace.trust(path for artifact in artifacts for path, _ in artifact.files(self.workspace.root))
         return self
 
     def of_all_stages(self) -> list[Status]:
@@ -122,7 +122,7 @@ class Plan:
         statuses = dict(self._statuses)
         with contextlib.suppress(AttendError):
             for stage in self.pipeline.stages[len(self.stages) :]:
-                statuses[stage] = self._judge(stage, stage.inputs(), statuses)
+                statuses[stage] = self._status_of(stage, stage.inputs(), statuses)
         return list(statuses.values())
 
     def with_running(self) -> list[Status]:
@@ -145,7 +145,7 @@ class Plan:
                 self.workspace.suspect(path for path, _ in artifact.files(self.workspace.root))
         return self
 
-    def _judge(self, stage: Stage, inputs: Mapping[str, str], before: Mapping[Stage, Status]) -> Status:
+    def _status_of(self, stage: Stage, inputs: Mapping[str, str], before: Mapping[Stage, Status]) -> Status:
         """Return the status of a stage. before: the statuses of the stages before it, in the pipeline's order."""
         last_key = self.workspace.last_run(self.pipeline.run).done.get(stage.name)
         last = self.workspace.find(stage.kind, last_key) if last_key else None

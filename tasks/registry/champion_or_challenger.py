@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
-from tasks.captioner.load_bundle import FORMAT, is_whole
+from tasks.captioner.load_bundle import FORMAT, is_intact
 from tasks.captioner.runtimes import caption_alike
 from tasks.common.errors import AttendError
 from tasks.common.log import log
@@ -68,7 +68,7 @@ def flaw_of(client: MlflowClient, version: ModelVersion, workspace: Path) -> str
         folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(address_of(version), files)]
     except AttendError:
         return "damaged"
-    if not all(map(is_whole, folders)):
+    if not all(map(is_intact, folders)):
         return "damaged"
     config = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))
     return None if config.get("format") == FORMAT else "of another version of attend"
@@ -81,12 +81,12 @@ def match_with(
     artifacts: CaptionerArtifacts,
     client: MlflowClient,
     scratch: Path,
-    known: VersionPictures | None,
+    champion_pictures: VersionPictures | None,
 ) -> Match:
     """Compare the champion with the version evaluated in `scores`, on that version's pictures.
 
     Each is compared with the search that it captions with. The champion's captions come from its run if it was scored
-    on these pictures; otherwise it captions them now. known: the pictures that the champion was trained on.
+    on these pictures; otherwise it captions them now. champion_pictures: the pictures that the champion was trained on.
     """
     predictions = None
     if scored_on_same(champion, scores):
@@ -98,7 +98,7 @@ def match_with(
         captioner = load_captioner(address_of(champion), files_of(client, champion), "torch")
         caption_alike(captioner, name, config, artifacts, predictions)
     now = VersionPictures.of(pictures_table(artifacts.manifest.path))
-    before = None if known is None else known.train
+    before = None if champion_pictures is None else champion_pictures.train
     own = artifacts.scores.path / PREDICTIONS
     comparison = side_by_side(predictions, own, config.evaluation.metrics, {*now.train, *(before or ())})
     return Match(label(champion), comparison, grown(before, now.train))

@@ -80,16 +80,16 @@ def decide(
 def _outcome(rule: RegistryConfig, match: Match) -> tuple[bool, str]:
     """Return whether a candidate's scores let it replace the champion, and why."""
     compared, pictures = _scores(match)[rule.promote_on], len(match.comparison.captions)
-    figures = f"{match.champion}: {_describe(compared)}"
+    difference = f"{match.champion}: {_describe(compared)}"
     if compared.second > compared.first and compared.better >= rule.certainty:
-        return True, f"it beats {figures}"
+        return True, f"it beats {difference}"
     if match.grown is None or pictures >= rule.few_pictures:
-        return False, f"it does not beat {figures}; {rule.certainty:.1%} is required"
+        return False, f"it does not beat {difference}; {rule.certainty:.1%} is required"
     allowed = rule.max_loss * compared.first
     limit = f"with {counted(pictures, 'picture')}, registry.max_loss allows a loss of {allowed:.2f}"
     if compared.interval[0] > -allowed:
-        return True, f"it was trained on {match.grown} and is not worse than {figures}; {limit}"
-    return False, f"it was trained on {match.grown}, but may be worse than {figures}; {limit}"
+        return True, f"it was trained on {match.grown} and is not worse than {difference}; {limit}"
+    return False, f"it was trained on {match.grown}, but may be worse than {difference}; {limit}"
 
 
 def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> str | None:
@@ -122,9 +122,9 @@ def _undecidable(rule: RegistryConfig, match: Match) -> str | None:
             f"({', '.join(scores)})"
         )
     if scores[rule.promote_on].first == scores[rule.promote_on].second == 0:
-        others = [name for name, item in scores.items() if item.first != item.second]
-        known = f": set registry.promote_on to a score that differs ({', '.join(others)})" if others else ""
-        return f"{rule.promote_on} is 0 for both and cannot decide{known}"
+        differing = [name for name, item in scores.items() if item.first != item.second]
+        remedy = f": set registry.promote_on to a score that differs ({', '.join(differing)})" if differing else ""
+        return f"{rule.promote_on} is 0 for both and cannot decide{remedy}"
     return None
 
 

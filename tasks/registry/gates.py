@@ -86,13 +86,13 @@ def _overused_word(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
     Words with the same stem are one word. A thing that no reference names is probably not in the picture: CHAIR
     (Rohrbach et al. 2018) counts this for annotated objects.
     """
-    said = [{stem(word) for word in item.caption} for item in corpus]
+    said_words = [{stem(word) for word in item.caption} for item in corpus]
     named = [{stem(word) for reference in item.references for word in reference} for item in corpus]
-    in_captions, in_references = (Counter(word for words in texts for word in words) for texts in (said, named))
+    in_captions, in_references = (Counter(word for words in texts for word in words) for texts in (said_words, named))
     if not in_captions:
         return GateResult("max_overused_word", 0.0, (0.0, 0.0), limit, False, "no caption has a word")
     word = max(sorted(in_captions), key=lambda word: in_captions[word] - in_references[word])
-    beyond = [[(word in own) - (word in true), 1] for own, true in zip(said, named, strict=True)]
+    beyond = [[(word in own) - (word in true), 1] for own, true in zip(said_words, named, strict=True)]
     share, interval = interval_of_ratio(np.array(beyond, dtype=np.float64))
     whole = Counter(whole for item in corpus for whole in item.caption if stem(whole) == word).most_common(1)[0][0]
     why = (
@@ -104,13 +104,13 @@ def _overused_word(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
 
 def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
     """Return the share of captions that are likelier for their own picture than for others."""
-    found, drawn = int(retrieved.sum()), len(retrieved)
-    interval = interval_of_share(found, drawn)
+    number, drawn = int(retrieved.sum()), len(retrieved)
+    interval = interval_of_share(number, drawn)
     why = (
-        f"{found:,} of {drawn:,} captions are likelier for their own picture than for each of "
+        f"{number:,} of {drawn:,} captions are likelier for their own picture than for each of "
         f"{min(OTHERS, drawn - 1):,} others"
     )
-    return GateResult("min_retrieved", found / drawn, interval, limit, interval[1] < limit, why)
+    return GateResult("min_retrieved", number / drawn, interval, limit, interval[1] < limit, why)
 
 
 def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float, sources: Sources) -> GateResult:

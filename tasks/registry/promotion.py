@@ -64,8 +64,8 @@ def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> None
 
 def objection_to(version: ModelVersion) -> str | None:
     """Return why the last decision did not make the version champion; None if it did, or if there was none."""
-    who, _, why = version.tags.get(_DECISION, "").partition(": ")
-    return None if who.endswith("is champion") or not why else why
+    decision, _, why = version.tags.get(_DECISION, "").partition(": ")
+    return None if decision.endswith("is champion") or not why else why
 
 
 def roll_back(client: MlflowClient, model: str) -> tuple[str, str]:

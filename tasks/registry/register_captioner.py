@@ -96,11 +96,11 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         version = _intact_version(log.client, registry.model, {_KEY: work.key}, workspace)
         champion, why_first = champion_to_beat(log.client, registry.model, workspace)
         is_champion = champion is not None and version is not None and number(champion) == number(version)
-        known, match = None, None
+        seen, match = None, None
         if champion is not None and not is_champion:
-            known = pictures_of_version(log.client, champion, scratch / "known")
-            match = match_with(champion, scores, config, artifacts, log.client, scratch, known)
-        inspection = _inspect(config, artifacts, None if known is None else known.digests, work.out)
+            seen = pictures_of_version(log.client, champion, scratch / "known")
+            match = match_with(champion, scores, config, artifacts, log.client, scratch, seen)
+        inspection = _inspect(config, artifacts, None if seen is None else seen.digests, work.out)
         gates = [] if is_champion else run_gates(config, artifacts, None if match is None else match.comparison)
         if version is None:
             rivals = [] if match is None else [ComparedModel(match.champion, match.comparison.scores)]
@@ -170,8 +170,8 @@ def _bundle_and_register(
             log.client.set_model_version_tag(same.name, same.version, f"score.{name}", repr(value))
         return same
     exported = export_runtimes(captioner, config, artifacts, scores, scratch)
-    kept = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
-    bundles = {str(name): kept[name] for name in registry.runtimes if name in kept}
+    folders = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
+    bundles = {str(name): folders[name] for name in registry.runtimes if name in folders}
     log_files(log, artifacts)
     for file in (FINDINGS, INSPECTION, PAGE):
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
@@ -213,15 +213,15 @@ def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, works
 
     The files become suspect, so that the next run evaluates again.
     """
-    found = artifacts.scores
-    damage = workspace.damage(found, {path for path, _ in found.files(workspace.root)})
+    scored = artifacts.scores
+    damage = workspace.damage(scored, {path for path, _ in scored.files(workspace.root)})
     if damage is None:
-        differing = differing_scores(found.path / PREDICTIONS, scores["scores"])
+        differing = differing_scores(scored.path / PREDICTIONS, scores["scores"])
         damage = (
-            f"{found.path / PREDICTIONS}: does not give the scores in {SCORES} ({differing[0]})" if differing else None
+            f"{scored.path / PREDICTIONS}: does not give the scores in {SCORES} ({differing[0]})" if differing else None
         )
     if damage is not None:
-        workspace.suspect(path for path, _ in found.files(workspace.root))
+        workspace.suspect(path for path, _ in scored.files(workspace.root))
         raise AttendError(f"{damage}: not registered: run again, which evaluates again")
 
 

@@ -11,7 +11,7 @@ from tasks.common.log import log
 from tasks.datasets.corrections import read_answers
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.versions import REVIEWED, version_of_address
-from tasks.review.rates import Rate, figures
+from tasks.review.rates import Rate, summarise
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,7 +23,7 @@ def note_answers(workspace: Path, path: Path) -> None:
         return
     try:
         unknown = note_rates(
-            tracking.connect(workspace, must_exist=True), figures(answer for _, answer in read_answers(path)).versions
+            tracking.connect(workspace, must_exist=True), summarise(answer for _, answer in read_answers(path)).versions
         )
     except AttendError as error:
         log.warning(f"the versions in MLflow do not say what people accepted: {error}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_whole, kept_digest
+from tasks.captioner.load_bundle import ORIGIN, check_bundle, is_intact, stored_digest
 from tasks.common.errors import AttendError, reason_of
 from tasks.config.starting_point import StartingPoint
 from tasks.mlflow_store.embedded_store import DATABASE
@@ -46,7 +46,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
                 f"{_FIELD}: {folder}: no such folder: give models:/NAME@champion, or a captioner's folder"
             )
     bundle = _bundle_in(folder, address)
-    if not is_whole(bundle):
+    if not is_intact(bundle):
         if bundle.is_relative_to(workspace / CAPTIONERS):
             shutil.rmtree(folder, ignore_errors=True)  # it is downloaded again
         raise AttendError(
@@ -54,7 +54,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
             "export or download the captioner again"
         )
     check_bundle(bundle, f"{_FIELD}: {address}")
-    return StartingPoint(address, bundle, kept_digest(bundle))
+    return StartingPoint(address, bundle, stored_digest(bundle))
 
 
 def _address_of(folder: Path) -> str:
@@ -98,8 +98,8 @@ def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[st
         return [address_of(version), str(logged.artifact_location)]
 
     if uri.startswith("sqlite:///"):  # the answer is cached in the workspace that has the store
-        own = Path(uri.removeprefix("sqlite:///")).parent
-        address, location = ask(own, f"starting point {start_from}", answer)
+        workspace_folder = Path(uri.removeprefix("sqlite:///")).parent
+        address, location = ask(workspace_folder, f"starting point {start_from}", answer)
     else:
         address, location = answer()
     shown = address if store is None else f"{address} of {without_credentials(store) if '://' in store else store}"
@@ -123,9 +123,9 @@ def _uri(store: str | None, workspace: Path) -> str:
     else:
         uri = f"sqlite:///{Path(store).expanduser().absolute() / DATABASE}"
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        where = Path(uri.removeprefix("sqlite:///")).parent
+        folder = Path(uri.removeprefix("sqlite:///")).parent
         raise AttendError(
-            f"{_FIELD}: {where}: no model is registered in this workspace: name the one that has it with "
+            f"{_FIELD}: {folder}: no model is registered in this workspace: name the one that has it with "
             "training.start_store=WORKSPACE"
         )
     if uri.startswith(("http://", "https://")):

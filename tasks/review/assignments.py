@@ -20,7 +20,7 @@ KEPT = 600.0  # seconds for which an inactive person keeps a picture
 _PAGE = "page"  # prefix of the source of an answer given on the page: `page PERSON NUMBER`
 
 
-class Asked(NamedTuple):
+class ChosenQuestion(NamedTuple):
     """A question, why it was chosen, and the address of the version that wrote the caption."""
 
     question: Question
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     model: str
 
 
-class Held(NamedTuple):
+class HeldQuestion(NamedTuple):
     """A question that a person has.
 
     undo: the number of the request that undid their answer to it, or None. answers: how many answers of theirs about it
@@ -36,7 +36,7 @@ class Held(NamedTuple):
     the time of their last request, in seconds since 1970.
     """
 
-    asked: Asked
+    asked: ChosenQuestion
     undo: str | None
     answers: int
     heard: float
@@ -63,10 +63,10 @@ class Record(Protocol):
     def write(self, answer: Answer) -> None:
         """Add an answer to the file; return when it is written."""
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldQuestion]:
         """Return the questions that people have, by person."""
 
-    def hold(self, held: Mapping[str, Held]) -> None:
+    def hold(self, held: Mapping[str, HeldQuestion]) -> None:
         """Store the questions that people have."""
 
 
@@ -78,7 +78,7 @@ class _Person:
     """
 
     heard: float = 0.0
-    held: Held | None = None
+    held: HeldQuestion | None = None
     answers: dict[str, Answer] = field(default_factory=dict)
     times: Counter[str] = field(default_factory=Counter)
 
@@ -98,7 +98,7 @@ class Assignments:
     It is not locked: only one thread at a time may call it.
     """
 
-    def __init__(self, asked: Iterable[Asked], record: Record) -> None:
+    def __init__(self, asked: Iterable[ChosenQuestion], record: Record) -> None:
         """asked: the questions of the queue."""
         self._record = record
         self._people: dict[str, _Person] = {}
@@ -131,13 +131,15 @@ class Assignments:
 
         person: identifies a browser. now: the time, in seconds since 1970.
         """
-        own = self._heard(person, now)
+        own = self._person(person, now)
         if own.picture not in self._open:
-            others = self._others(own)
-            free = (picture for picture in self._open if picture not in others)
-            left = (picture for picture in self._open if now - others[picture] >= KEPT)
+            taken = self._others(own)
+            free = (picture for picture in self._open if picture not in taken)
+            left = (picture for picture in self._open if now - taken[picture] >= KEPT)
             picture = next(free, None) or next(left, None)
-            self._give(own, None if picture is None else Held(self._open[picture], None, own.times[picture], now))
+            self._give(
+                own, None if picture is None else HeldQuestion(self._open[picture], None, own.times[picture], now)
+            )
         return None if own.picture is None else self.question(own.picture)
 
     def answer(self, person: str, picture: str, shown: str, reply: Reply, now: float) -> Literal["taken", "lost"]:
@@ -146,7 +148,7 @@ class Assignments:
         Returns "lost" if it does not belong to a question of this queue, or if someone else has or answered the
         question. A repeated answer is "taken", but not written again. Raises AttendError for an invalid answer.
         """
-        own = self._heard(person, now)
+        own = self._person(person, now)
         source = f"{_PAGE} {person} {reply.number}"
         if source in self._taken:
             return "taken"
@@ -195,17 +197,17 @@ class Assignments:
         number: as in `to_undo`. The file keeps the old answer until there is a new one: of a person's answers about a
         caption, the last one counts.
         """
-        own, answer = self._heard(person, now), self.to_undo(person, number)
+        own, answer = self._person(person, now), self.to_undo(person, number)
         if answer is None:
             return None
         if own.held is not None and own.held.undo is not None and own.picture != answer["picture"]:
             self._open.pop(own.picture or "", None)  # their answer about that one is valid
         sureness = answer["confidence"] or 0.0  # no longer used for choosing
         question = Question(answer["picture"], answer["name"], answer["shown"], answer["confidence"], sureness)
-        asked = Asked(question, answer["chosen"], answer["model"])
+        asked = ChosenQuestion(question, answer["chosen"], answer["model"])
         self._open = {question.picture: asked, **self._open}  # it is asked first if they leave it
         self._number = max(self._number, len(self._open))
-        self._give(own, Held(asked, number, own.times[question.picture], now))
+        self._give(own, HeldQuestion(asked, number, own.times[question.picture], now))
         return question
 
     def drop(self, picture: str) -> None:
@@ -213,7 +215,7 @@ class Assignments:
         if self._open.pop(picture, None) is not None:
             self._number -= 1
 
-    def _give(self, own: _Person, held: Held | None) -> None:
+    def _give(self, own: _Person, held: HeldQuestion | None) -> None:
         """Assign a question to a person, and take it from anyone else."""
         for one in self._people.values():
             if held is not None and one.picture == held.asked.question.picture:
@@ -225,7 +227,7 @@ class Assignments:
         """Return the pictures that other people have, with the times of their last requests."""
         return {one.picture: one.heard for one in self._people.values() if one is not own and one.picture is not None}
 
-    def _heard(self, person: str, now: float) -> _Person:
+    def _person(self, person: str, now: float) -> _Person:
         own = self._people.setdefault(person, _Person())
         own.heard = now
         return own

@@ -54,11 +54,11 @@ def choose(questions: Iterable[Question], number: int, shares: Shares) -> list[t
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
     drawn = sorted((q for q in ordered if at_random(q.picture)), key=lambda q: _draw(q.picture))
     drawn = drawn[: max(round(number * shares.at_random), 1) if shares.at_random else 0]
-    others = [question for question in ordered if not at_random(question.picture)]
-    far = sorted((q for q in others if q.distance is not None), key=lambda q: (-(q.distance or 0.0), q.picture))
+    rest = [question for question in ordered if not at_random(question.picture)]
+    far = sorted((q for q in rest if q.distance is not None), key=lambda q: (-(q.distance or 0.0), q.picture))
     far = far[: min(round(number * shares.unlike), number - len(drawn))]
     taken = {question.picture for question in far}
-    unsure = [question for question in others if question.picture not in taken][: number - len(drawn) - len(far)]
+    unsure = [question for question in rest if question.picture not in taken][: number - len(drawn) - len(far)]
     kinds: list[tuple[Chosen, list[Question]]] = [
         ("least sure", unsure),
         ("least like training", far),

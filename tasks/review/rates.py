@@ -38,7 +38,7 @@ class Calibrated(NamedTuple):
     rate: Rate
 
 
-class Figures(NamedTuple):
+class AnswerSummary(NamedTuple):
     """The results of a file of answers.
 
     verdicts: the number of answers with each, the most frequent first. versions, weeks: rates of the pictures asked
@@ -57,12 +57,12 @@ class Figures(NamedTuple):
     agreement: Rate | None
 
 
-def figures(answers: Iterable[Answer]) -> Figures:
+def summarise(answers: Iterable[Answer]) -> AnswerSummary:
     """Return the results of the last answer of each person about each caption. Skipped ones count in no rate."""
     last = latest(answers)
     judged = [answer for answer in last if answer["verdict"] in _JUDGED]
     random = [answer for answer in judged if answer["chosen"] == "at random"]
-    return Figures(
+    return AnswerSummary(
         dict(Counter(answer["verdict"] for answer in last).most_common()),
         _rates(random, lambda answer: answer["model"]),
         _rates(random, _week),
@@ -96,12 +96,12 @@ def _calibration(answers: list[Answer]) -> list[Calibrated]:
     for answer in answers:
         if answer["confidence"] is not None:
             bins.setdefault(min(int(_BINS * answer["confidence"]), _BINS - 1), []).append(answer)
-    found = []
+    groups = []
     for at, members in sorted(bins.items()):
         mean = sum(answer["confidence"] or 0.0 for answer in members) / len(members)
         accepted = sum(answer["verdict"] == "accepted" for answer in members)
-        found.append(Calibrated(mean, _rate(f"{at / _BINS:.1f} to {(at + 1) / _BINS:.1f}", accepted, len(members))))
-    return found
+        groups.append(Calibrated(mean, _rate(f"{at / _BINS:.1f} to {(at + 1) / _BINS:.1f}", accepted, len(members))))
+    return groups
 
 
 def _edits(answers: list[Answer]) -> list[tuple[str, str, int]]:
@@ -109,10 +109,10 @@ def _edits(answers: list[Answer]) -> list[tuple[str, str, int]]:
     counts: Counter[tuple[str, str]] = Counter()
     for answer in answers:
         if answer["verdict"] == "edited" and answer["given"] is not None:
-            shown, given = answer["shown"].lower().split(), answer["given"].lower().split()
-            for kind, start, end, first, last in difflib.SequenceMatcher(None, shown, given, False).get_opcodes():
+            old, new = answer["shown"].lower().split(), answer["given"].lower().split()
+            for kind, start, end, first, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
                 if kind != "equal":
-                    counts[" ".join(shown[start:end]), " ".join(given[first:last])] += 1
+                    counts[" ".join(old[start:end]), " ".join(new[first:last])] += 1
     return [(before, after, number) for (before, after), number in counts.most_common()]
 
 
@@ -121,5 +121,5 @@ def _agreement(answers: list[Answer]) -> Rate | None:
     by_caption: dict[tuple[str, str], list[bool]] = {}
     for answer in answers:
         by_caption.setdefault((answer["picture"], answer["shown"]), []).append(answer["verdict"] == "accepted")
-    pairs = [pair for said in by_caption.values() for pair in combinations(said, 2)]
+    pairs = [pair for verdicts in by_caption.values() for pair in combinations(verdicts, 2)]
     return _rate("pairs of answers", sum(one == other for one, other in pairs), len(pairs)) if pairs else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.captioner import save_tensors
 from tasks.common.errors import AttendError
-from tasks.common.files import digest_of_file, flush, write_whole
+from tasks.common.files import atomic_file, digest_of_file, flush
 
 _NAME = ".epoch-{}.safetensors"
 
@@ -72,6 +72,6 @@ class BestWeights:
 
 def save_weights(state: dict[str, Tensor], path: Path) -> None:
     """Write weights whole and flush them, so that they are on the disk before the checkpoint that names them."""
-    with write_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         save_tensors(state, temporary)
     flush(path.parent)

@@ -86,8 +86,8 @@ def fit_decoder(
             member.fit_basis(gram)
     notes = []
     if start is not None:
-        said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
-        notes = start_from(initial, shape, vocabulary, start.folder, start.name, said)
+        caption_tokens = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
+        notes = start_from(initial, shape, vocabulary, start.folder, start.name, caption_tokens)
     groups = [WeightGroup(training.learning_rate, initial.parameters())]
     objective, was_trained = CrossEntropy(training), start is not None
     fit = TrainingLoop(initial, groups, training, machine, batches, out, objective, was_trained=was_trained)

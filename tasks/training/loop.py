@@ -27,10 +27,10 @@ from models.decoders.ensemble import members_of
 from models.end_to_end import EndToEnd
 from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError
-from tasks.common.files import write_whole
+from tasks.common.files import atomic_file
 from tasks.common.interrupts import deferred_interrupt
 from tasks.common.log import log
-from tasks.common.progress import Bar, lasting
+from tasks.common.progress import Bar, duration
 from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
@@ -169,8 +169,8 @@ class TrainingLoop:
             else f"ended after {counted(self.training.patience, 'epoch')} without a "
             f"better {self.selected.replace('_', ' ')} (training.patience): "
         )
-        kept = f"the weights of epoch {best} of {last} are kept" if best else NOT_BETTER
-        log.info(f"{self.name}: {ended}{kept}")
+        message = f"the weights of epoch {best} of {last} are kept" if best else NOT_BETTER
+        log.info(f"{self.name}: {ended}{message}")
 
     def _end_epoch(self, epoch: int, dev: Dev, epoch_done: EpochDone) -> None:
         """Validate an epoch, add it to the history, write its weights if they are the best, and write a checkpoint."""
@@ -195,7 +195,7 @@ class TrainingLoop:
             return ""
         rest = self.training.epochs - epoch
         seconds = rest * sum(row["seconds"] for row in self.history) / epoch
-        more = f"; {counted(rest, 'more epoch')} at most, {lasting(seconds)}" if rest else ""
+        more = f"; {counted(rest, 'more epoch')} at most, {duration(seconds)}" if rest else ""
         return f"  {self.history[-1]['seconds']:.0f} s{more}"
 
     def _file_of_best(self, index: int) -> Path | None:
@@ -327,7 +327,7 @@ class TrainingLoop:
             "history": self.history,
             "best": self.best_weights.record,
         }
-        with write_whole(self.out / _CHECKPOINT) as temporary:
+        with atomic_file(self.out / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
         progress = f"step {self.step:,} of {self.steps:,}, {self.trained_epochs} of {self.training.epochs} epochs done"
         (self.out / PROGRESS).write_text(progress, encoding="utf-8")

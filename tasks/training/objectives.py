@@ -129,8 +129,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
     parts = zip(logits.split(size), targets.split(size), strict=True)
     return torch.stack(
         [
-            functional.cross_entropy(rows.float(), wanted, label_smoothing=label_smoothing, reduction="sum")
-            for rows, wanted in parts
+            functional.cross_entropy(rows.float(), targets_of_part, label_smoothing=label_smoothing, reduction="sum")
+            for rows, targets_of_part in parts
         ]
     ).sum()
 

@@ -14,7 +14,7 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import InvalidURL
 
 from tasks.common.errors import AttendError, TransientError
-from tasks.common.retries import may_pass
+from tasks.common.retries import is_transient
 
 PASSING: list[BaseException] = [
     TransientError("the server does not answer"),
@@ -42,9 +42,9 @@ MISTAKES: list[BaseException] = [
 
 @pytest.mark.parametrize("error", PASSING, ids=repr)
 def test_what_may_pass_is_tried_again(error: BaseException) -> None:
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize("error", MISTAKES, ids=repr)
 def test_a_mistake_is_not(error: BaseException) -> None:
-    assert not may_pass(error)
+    assert not is_transient(error)

@@ -20,9 +20,9 @@ from models.neighbours import pool
 from models.search import Caption, decode, teacher_force
 from tasks.captioner.bundle import make_captioner
 from tasks.config.schema import Config
-from tasks.evaluation.calibration import fit, halves, judge, why_not
+from tasks.evaluation.calibration import evaluate_confidence, fit, halves, why_not
 from tasks.evaluation.caption_and_score import FITTED_TO, PREDICTIONS
-from tasks.evaluation.score_record import confidence_figures, confidence_lines, read_scores
+from tasks.evaluation.score_record import confidence_lines, confidence_metrics, read_scores
 from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption
 from tasks.mlflow_store import tracking
@@ -55,12 +55,12 @@ def test_what_is_fitted_is_calibrated_on_others_and_ranks_by_what_matters() -> N
     fitted = fit(*planted(2000))
     features, acceptable = planted(2000, seed=1)
     confidence = fitted(features.astype(np.float32)).astype(np.float64)
-    judged = judge(confidence, features[:, 0], acceptable, "it is")
-    assert judged["calibration_error"] < 0.04 and judged["auroc"] > 0.8
-    assert judged["ranking"]["confidence"] < judged["ranking"]["log_probability"] and judged["gain"][0] > 0.1
-    assert judged["ranking"]["random"] == pytest.approx(1 - judged["share"])
-    assert sum(number for *_, number in judged["bins"]) == judged["pictures"] == 2000
-    assert judged["curve"][-1] == pytest.approx([1, 1 - judged["share"], 1 - judged["share"]], abs=1e-6)
+    scores = evaluate_confidence(confidence, features[:, 0], acceptable, "it is")
+    assert scores["calibration_error"] < 0.04 and scores["auroc"] > 0.8
+    assert scores["ranking"]["confidence"] < scores["ranking"]["log_probability"] and scores["gain"][0] > 0.1
+    assert scores["ranking"]["random"] == pytest.approx(1 - scores["share"])
+    assert sum(number for *_, number in scores["bins"]) == scores["pictures"] == 2000
+    assert scores["curve"][-1] == pytest.approx([1, 1 - scores["share"], 1 - scores["share"]], abs=1e-6)
 
 
 def test_features_that_say_nothing_get_no_weight() -> None:
@@ -78,9 +78,9 @@ def test_far_from_all_that_is_known_the_confidence_falls() -> None:
 
 def test_a_random_or_a_perfect_confidence_is_judged_as_such() -> None:
     acceptable = np.arange(1000) % 4 == 0
-    perfect = judge(acceptable.astype(float), np.zeros(1000), acceptable, "")
+    perfect = evaluate_confidence(acceptable.astype(float), np.zeros(1000), acceptable, "")
     assert perfect["auroc"] == 1 and perfect["calibration_error"] == 0
-    constant = judge(np.full(1000, 0.25), np.zeros(1000), acceptable, "")
+    constant = evaluate_confidence(np.full(1000, 0.25), np.zeros(1000), acceptable, "")
     assert constant["calibration_error"] < 0.01 and constant["auroc"] == 0.5  # a constant is calibrated, and no use
     assert constant["gain"] == [0, 0]
 
@@ -106,7 +106,7 @@ def test_dev_is_fitted_to_and_test_is_judged(workspace: Path) -> None:
     assert {row["digest"] for row in scored}.isdisjoint(row["digest"] for row in fitted_to)
     assert all(0 < row["confidence"] < 1 for row in scored) and all(row["confidence"] is None for row in fitted_to)
     record = read_scores(found.path)
-    assert isinstance(judged := record["confidence"], dict) and judged["acceptable"] == "all that it states is true"
+    assert isinstance(scores := record["confidence"], dict) and scores["acceptable"] == "all that it states is true"
     assert "is the probability that it is acceptable: that all that it states is true" in confidence_lines(record)[0]
 
 
@@ -122,7 +122,7 @@ def test_where_dev_is_scored_each_half_is_judged_by_the_other(tmp_path: Path) ->
     assert captioner.confidence is not None
     features = np.array([[row[name] for name in FEATURES] for row in table], np.float32)
     whole = captioner.confidence(features).tolist()
-    # The model's own was fitted to both halves, so it differs from what each half was judged by.
+    # The model's own was fitted to both halves, so it differs from what each half was scores by.
     assert max(abs(row["confidence"] - own) for row, own in zip(table, whole, strict=True)) > 1e-4
 
 
@@ -260,7 +260,7 @@ def test_scores_card_and_mlflow_tell_how_good_it_is(workspace: Path) -> None:
     version = client.get_model_version("small", "1")
     assert "A caption's confidence is the probability" in str(version.description)
     record = read_scores(artifacts(config_of(workspace))["evaluate"].path)
-    figures = confidence_figures(record)
+    figures = confidence_metrics(record)
     assert set(figures) >= {"confidence_calibration_error", "confidence_auroc", "confidence_risk_coverage_random"}
     run = client.get_run(str(version.run_id))
     (child,) = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'")

@@ -15,7 +15,7 @@ from flows.operations import dask_shards
 from models.backbones.base import make as make_backbone
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
-from tasks.grids.extraction import MadeShard, Publish, ShardJob, make_shard
+from tasks.grids.extraction import Publish, ShardJob, ShardResult, make_shard
 from tests.support import artifacts, pictures, run_all, run_stage, small
 
 
@@ -55,7 +55,7 @@ def test_a_photograph_changed_meanwhile_is_refused(workspace: Path) -> None:
 
 def test_what_was_made_for_a_run_that_is_no_more_is_not_there(workspace: Path) -> None:
     def lost(jobs: Sequence[ShardJob], publish: Publish) -> None:
-        made: list[MadeShard] = [make_shard(job) for job in jobs]
+        made: list[ShardResult] = [make_shard(job) for job in jobs]
         publish(made[0])
         raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tasks.inspection.doubtful_captions import doubts_of
-from tasks.inspection.drift import LEVEL, drift_between
+from tasks.inspection.drift import LEVEL, measure_drift
 from tasks.inspection.look_alikes import look_alikes
 from tasks.inspection.record import ALIKE, DOUBTFUL, UNLIKE, UNUSUAL, describe_drift, read_inspection
 from tasks.inspection.unusual_captions import script_of, unusual_captions
@@ -31,9 +31,9 @@ def test_drift_has_its_level_and_is_found() -> None:
     alarms = 0
     for seed in range(150):
         order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
-        alarms += drift_between(whole[order[:60]], whole[order[60:]], seed)["alarm"]
+        alarms += measure_drift(whole[order[:60]], whole[order[60:]], seed)["alarm"]
     assert alarms <= 4
-    found = drift_between(sample(60, 1), sample(60, 2, shift=1.5))
+    found = measure_drift(sample(60, 1), sample(60, 2, shift=1.5))
     assert found["alarm"] and found["probability"] == pytest.approx(1 / 1000) and found["distance"] > 0
     assert (found["known"], found["arrived"]) == (60, 60)
 
@@ -45,7 +45,7 @@ def test_drift_is_the_energy_distance_pair_by_pair() -> None:
         return float(np.mean([float((a - b).norm()) for a in one for b in other]))
 
     expected = 2 * mean(first, second) - mean(first, first) - mean(second, second)
-    assert drift_between(first, second)["distance"] == pytest.approx(expected, abs=1e-5)
+    assert measure_drift(first, second)["distance"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_look_alikes_are_pairs_much_closer_than_neighbours_are() -> None:

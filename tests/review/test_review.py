@@ -1,4 +1,4 @@
-"""People correct captions: what they are asked, what becomes of their answers, and what the figures say of them."""
+"""People correct captions: what they are asked, what becomes of their answers, and what the summarise say of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.mlflow_store import tracking
 from tasks.mlflow_store.versions import earlier_versions, find
 from tasks.registry.reviewed import note_answers, note_rates
 from tasks.review.queue import Question, Shares, at_random, choose
-from tasks.review.rates import figures
+from tasks.review.rates import summarise
 from tests.cli import Capture
 from tests.cli import attend as attend_at
 from tests.cli import review as attend
@@ -197,7 +197,7 @@ def test_the_last_answer_of_each_person_counts(tmp_path: Path) -> None:
 def test_the_report_of_the_next_version_tells_what_people_accepted(registered: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     shutil.copytree(registered, workspace)
-    note_rates(tracking.connect(workspace), figures([answer()]).versions)
+    note_rates(tracking.connect(workspace), summarise([answer()]).versions)
     _, version = find(None, workspace).address.rsplit("/", 1)
     client = tracking.connect(workspace)
     scores = read_scores(artifacts(trained(workspace), "evaluate")["evaluate"].path)
@@ -211,7 +211,7 @@ def test_figures() -> None:
     said += [answer(picture=f"{9:064x}", verdict="skipped", given=None)]
     said += [answer(picture=f"{10:064x}", chosen="least sure", verdict="rejected", given=None, model="models:/small/2")]
     said += [answer(picture=f"{0:064x}", who="bob", verdict="rejected", given=None, when="2026-02-09T09:30:00Z")]
-    found = figures(said)
+    found = summarise(said)
     assert found.verdicts == {"accepted": 6, "edited": 2, "rejected": 2, "skipped": 1}
     [version] = found.versions
     assert (version.of, version.accepted, version.judged) == ("models:/small/1", 6, 9)
@@ -221,7 +221,7 @@ def test_figures() -> None:
     assert [(round(one.confidence, 3), one.rate.judged) for one in found.calibration] == [(0.1, 2), (0.5, 8)]
     assert found.edits == [("dog", "cat", 2)]
     assert found.agreement is not None and found.agreement[1:3] == (0, 1)
-    assert figures([]).agreement is None
+    assert summarise([]).agreement is None
 
 
 @pytest.mark.parametrize(

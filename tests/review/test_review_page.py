@@ -34,7 +34,7 @@ from tasks.common.files import digest_of_file
 from tasks.datasets.corrections import Answer, latest, read_answers
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.versions import REVIEWED, find
-from tasks.review.assignments import KEPT, Asked, Assignments, Held, Reply
+from tasks.review.assignments import KEPT, Assignments, ChosenQuestion, HeldQuestion, Reply
 from tasks.review.queue import Question, Shares
 from tests.browser import CHROMIUM, faults, no_wider_than_the_screen
 from tests.cli import review as attend
@@ -61,7 +61,7 @@ class InMemory:
 
     def __init__(self) -> None:
         self.written: Written = []
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldQuestion] = {}
 
     def answers(self) -> Written:
         return list(self.written)
@@ -69,15 +69,15 @@ class InMemory:
     def write(self, item: Answer) -> None:
         self.written.append(item)
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldQuestion]:
         return self._held
 
-    def hold(self, held: Mapping[str, Held]) -> None:
+    def hold(self, held: Mapping[str, HeldQuestion]) -> None:
         self._held = dict(held)
 
 
 def assignments(questions: Iterable[int], record: InMemory, model: str = "models:/small/1") -> Assignments:
-    return Assignments([Asked(question(at), "least sure", model) for at in questions], record)
+    return Assignments([ChosenQuestion(question(at), "least sure", model) for at in questions], record)
 
 
 def asked(of: Assignments, person: str, now: float = 0.0) -> Question:
@@ -275,7 +275,7 @@ def queue_of(folder: Path, registered: Path) -> Queue:
 @contextmanager
 def opened(folder: Path, registered: Path, answers: Path, token: str | None = None) -> Iterator[Client]:
     queue = queue_of(folder, registered)
-    chosen = [Asked(one, why, queue.model) for one, why in queue.questions]
+    chosen = [ChosenQuestion(one, why, queue.model) for one, why in queue.questions]
     views = QuestionViews(queue.files, queue.captioner)
     given = Assignments(chosen, AnswerFile(answers))
     app = ReviewServer(given, views, {"localhost"}, token, lambda: None).app()
@@ -370,7 +370,7 @@ def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, tex
 
 def test_what_people_have_is_kept_in_a_file(tmp_path: Path) -> None:
     record = AnswerFile(tmp_path / "r.jsonl")
-    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3), 1, time.time())}
+    held = {ANN: HeldQuestion(ChosenQuestion(question(1), "at random", "models:/m/1"), number(3), 1, time.time())}
     record.hold(held)
     assert AnswerFile(tmp_path / "r.jsonl").held() == held
     record.hold({ANN: held[ANN]._replace(heard=time.time() - KEPT - 1)})

@@ -54,8 +54,8 @@ def export(captioner: Captioner, folder: Path) -> None:
             side = captioner.config["backbone"]["image_size"]
             encoder = _Encoder(captioner.backbone, side)
             photographs = torch.randint(0, 256, (_PICTURES, side, side, 3), dtype=torch.uint8)
-            what = f"backbone {captioner.config['backbone']['name']}"
-            _write(encoder, {"photographs": photographs}, [{0: "pictures"}], ["grid"], folder / "encoder.onnx", what)
+            title = f"backbone {captioner.config['backbone']['name']}"
+            _write(encoder, {"photographs": photographs}, [{0: "pictures"}], ["grid"], folder / "encoder.onnx", title)
     _add_shortlist(folder / "step.onnx")
     _write_settings(captioner, layout, folder)
     _check(captioner, grid, folder)
@@ -83,12 +83,12 @@ class _Layout:
 
     def _names(self, one_per: str) -> list[str]:
         names = [member.names_of(one_per) for member in self._members]
-        return [f"{number}.{name}" for number, found in enumerate(names) for name in found]
+        return [f"{number}.{name}" for number, member_names in enumerate(names) for name in member_names]
 
     def _not_read(self) -> set[str]:
         """Return the names of the tensors that no step reads."""
-        found = ((number, item) for number, member in enumerate(self._members) for item in fields(member))
-        return {f"{number}.{item.name}" for number, item in found if not item.metadata.get("is_read", True)}
+        numbered = ((number, item) for number, member in enumerate(self._members) for item in fields(member))
+        return {f"{number}.{item.name}" for number, item in numbered if not item.metadata.get("is_read", True)}
 
     def _without_channels(self) -> set[str]:
         """Return the names of the tensors whose last dimension is 0."""
@@ -106,8 +106,10 @@ class _Layout:
         tensors = {**tensors, **dict.fromkeys(self._empty, empty)}
         states = []
         for number, member in enumerate(self._members):
-            own = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")}
-            states.append(replace(member, **own))
+            values = {
+                name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")
+            }
+            states.append(replace(member, **values))
         return EnsembleState(tuple(states)) if self._ensemble else states[0]
 
 
@@ -200,12 +202,12 @@ def _write(
     sizes: Sequence[Mapping[int, str]],
     outputs: Sequence[str],
     path: Path,
-    what: str,
+    title: str,
 ) -> None:
     """Write the graph of a module to a file.
 
-    sizes: for each input, the names of its varying dimensions. what: the module, for messages. Raises AttendError if it
-    cannot be exported.
+    sizes: for each input, the names of its varying dimensions. title: the module, for messages. Raises AttendError if
+    it cannot be exported.
     """
     dims = {name: torch.export.Dim(name) for varying in sizes for name in varying.values()}
     shapes = [{side: dims[name] for side, name in varying.items()} for varying in sizes]
@@ -226,7 +228,7 @@ def _write(
     except Exception as error:  # the exporter raises errors of many kinds
         reason = reason_of(error.__cause__ or error)
         raise AttendError(
-            f"registry.runtimes: onnx: the {what} cannot be exported: {type(error).__name__}: {reason}: leave onnx out"
+            f"registry.runtimes: onnx: the {title} cannot be exported: {type(error).__name__}: {reason}: leave onnx out"
         ) from error
 
 
@@ -293,11 +295,11 @@ def _check(captioner: Captioner, grid: Tensor, folder: Path) -> None:
     for _ in range(_WORDS + 1):
         tokens = torch.randint(0, len(captioner.vocabulary), rows.shape, generator=generator)
         logits, after = decoder.step(states[0], tokens)
-        said = exported.steps.step(states[1], tokens.numpy(), 0)
-        states = after, said.state
+        output = exported.steps.step(states[1], tokens.numpy(), 0)
+        states = after, output.state
         allowed = [word for word in range(logits.shape[-1]) if word not in FORBIDDEN]
-        own = torch.log_softmax(logits.float(), dim=-1)[..., allowed]
-        difference = float((own - torch.from_numpy(said.values[..., allowed])).abs().max())
+        expected = torch.log_softmax(logits.float(), dim=-1)[..., allowed]
+        difference = float((expected - torch.from_numpy(output.values[..., allowed])).abs().max())
         if not difference < _TOLERANCE:
             name = captioner.config["decoder"]["name"]
             raise AttendError(
@@ -308,8 +310,8 @@ def _check(captioner: Captioner, grid: Tensor, folder: Path) -> None:
         side = captioner.config["backbone"]["image_size"]
         photograph = torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8, generator=generator)
         grids = Encoder(captioner.backbone)(photograph.permute(0, 3, 1, 2)).float().numpy()
-        given = exported.encode([photograph[0].numpy()]).astype(np.float32)
-        difference = float(np.abs(grids - given).max() / max(np.abs(grids).max(), 1e-6))
+        exported_grid = exported.encode([photograph[0].numpy()]).astype(np.float32)
+        difference = float(np.abs(grids - exported_grid).max() / max(np.abs(grids).max(), 1e-6))
         if not difference < 10 * _TOLERANCE:
             name = captioner.config["backbone"]["name"]
             raise AttendError(

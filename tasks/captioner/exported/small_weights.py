@@ -33,8 +33,8 @@ def store_as_float16(folder: Path) -> None:
             values = numpy_helper.to_array(weight).clip(-limit, limit).astype(np.float16)
             weight.CopyFrom(numpy_helper.from_array(values, stored))
             casts.append(helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT))
-        for place, node in enumerate(casts):
-            graph.node.insert(place, node)
+        for index, node in enumerate(casts):
+            graph.node.insert(index, node)
         onnx.save(model, path)
 
 
@@ -51,13 +51,13 @@ def quantise(folder: Path) -> None:
     _transpose_weights(model.graph)
     onnx.save(model, path)
     matrices = {weight.name for weight in model.graph.initializer if min(weight.dims, default=0) >= _NARROW}
-    others = [node.name for node in model.graph.node if not matrices & set(node.input)]
+    not_quantised = [node.name for node in model.graph.node if not matrices & set(node.input)]
     with quietly("root"):  # onnxruntime recommends simplifying the graph first, which the exporter has done
         quantize_dynamic(
             path,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=others,
+            nodes_to_exclude=not_quantised,
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,

@@ -26,17 +26,17 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     The key `preset` stays in the values for `resolve_preset`. Raises AttendError for an unknown preset, a file that is
     missing or not a mapping in YAML, and a malformed override.
     """
-    known = presets()
+    files = presets()
     path = Path(preset_or_file)
     try:
         check_path(preset_or_file)
     except ValueError as error:
         raise AttendError(f"{preset_or_file}: {error}") from None
-    if preset_or_file in known:
+    if preset_or_file in files:
         values: dict[str, Any] = {"preset": preset_or_file}
     elif path.suffix not in (".yaml", ".yml"):
         file = path.with_name(f"{path.name}.yaml")
-        meant = f"; did you mean {str(file)!r}?" if file.is_file() else suggestion(str(path), known)
+        meant = f"; did you mean {str(file)!r}?" if file.is_file() else suggestion(str(path), files)
         raise AttendError(f"{preset_or_file}: no such preset{meant} (or give a .yaml file)")
     elif not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
@@ -70,12 +70,16 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
         if not path.is_file():
             raise ValueError(f"preset: {path}: no such file")
     else:
-        known = presets()
-        check_known(preset, "preset", known)
-        path = known[preset]
+        files = presets()
+        check_known(preset, "preset", files)
+        path = files[preset]
     base = resolve_preset({"name": path.stem, **_read_with_paths(path)}, (*ancestors, preset))
-    theirs, own = base.get("data"), values.get("data")
-    if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
+    theirs, ours = base.get("data"), values.get("data")
+    if (
+        isinstance(theirs, dict)
+        and isinstance(ours, dict)
+        and ours.get("adapter", "") not in ("", theirs.get("adapter"))
+    ):
         base = {**base, "data": {}}  # an adapter's settings do not apply to another
     return merged(base, values)
 
