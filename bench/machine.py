@@ -36,8 +36,8 @@ def precisions() -> tuple[Precision, ...]:
 
 def processor() -> str:
     """Return the processor's name, or its architecture if the system does not give a name."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
@@ -60,6 +60,6 @@ def _status(field: str) -> float:
 def timed(best: dict[str, float], form: str, work: Callable[[], Made]) -> Made:
     """Run `work` and return its result. `best[form]` becomes the seconds of the fastest run so far."""
     began = time.perf_counter()
-    made = work()
+    result = work()
     best[form] = min(best.get(form, float("inf")), time.perf_counter() - began)
-    return made
+    return result

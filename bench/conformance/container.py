@@ -42,29 +42,29 @@ def main() -> None:
     arguments.add_argument("picture", type=Path, nargs="?")
     arguments.add_argument("--pipeline", action="store_true")
     arguments.add_argument("--folder", type=Path)
-    given = arguments.parse_args()
+    args = arguments.parse_args()
     describe()
-    if given.pipeline:
-        run_pipeline(given.folder)
+    if args.pipeline:
+        run_pipeline(args.folder)
         return
-    if given.captioner is None or given.picture is None:
+    if args.captioner is None or args.picture is None:
         arguments.error("give CAPTIONER and PICTURE, or --pipeline")
-    with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-        root, command, environment = build(Path(scratch), "Containerfile", given.captioner)
+    with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
+        root, command, environment = build(Path(scratch), "Containerfile", args.captioner)
         size = size_of(root)
         parts = {name: size_of(root / name) for name in ("opt/attend", "usr", "captioner")}
-        ready, caption, stopped = ask(root, command, environment, given.picture)
+        ready, caption, stopped = ask(root, command, environment, args.picture)
         (root / "opt/ml").mkdir()
         (root / "captioner").rename(root / "opt/ml/model")
         entry, serve = command[:1], ["serve"]  # SageMaker's argument replaces CMD
-        _, said, _ = ask(root, [*entry, *serve], {**environment, "ATTEND_MODEL": "/opt/ml/model"}, given.picture)
+        _, text, _ = ask(root, [*entry, *serve], {**environment, "ATTEND_MODEL": "/opt/ml/model"}, args.picture)
     print("\n| part | value |\n| --- | --- |")
     print(f"| root file system | {size / 1e6:.0f} MB |")
     for name, part in parts.items():
         print(f"| root file system: {name} | {part / 1e6:.0f} MB |")
     print(f"| from start to /ready | {ready:.1f} s |")
     print(f"| its caption | {caption} |")
-    print(f"| its caption when run as SageMaker runs it | {said} |")
+    print(f"| its caption when run as SageMaker runs it | {text} |")
     print(f"| from SIGTERM to exit | {stopped:.1f} s |")
 
 
@@ -77,12 +77,12 @@ def run_pipeline(folder: Path | None) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
-        (said,) = (line for line in done.stdout.splitlines() if line.startswith("version:"))
+        (version_line,) = (line for line in done.stdout.splitlines() if line.startswith("version:"))
         size = size_of(root)
     print("\n| part | value |\n| --- | --- |")
     print(f"| root file system, with CUDA's libraries | {size / 1e6:.0f} MB |")
     print(f"| `attend run demo data.pictures=300 training.epochs=2` | {time.monotonic() - started:.0f} s |")
-    print(f"| its caption | {said} |")
+    print(f"| its caption | {version_line} |")
 
 
 def isolated(root: Path, command: list[str]) -> list[str]:
@@ -150,19 +150,21 @@ def copy(sources: list[Path], root: Path, into: str) -> None:
 
 def with_network(root: Path, line: str, environment: dict[str, str]) -> None:
     """Run a line in a stage as root. The files that this machine's network needs are added, and removed afterwards."""
-    given = {name: value for name, value in os.environ.items() if name.endswith(("_PROXY", "_proxy", "PIP_CERT"))}
-    given["SSL_CERT_FILE"] = _NETWORK[1]  # of this machine, for uv
-    kept = {}
+    passed = {name: value for name, value in os.environ.items() if name.endswith(("_PROXY", "_proxy", "PIP_CERT"))}
+    passed["SSL_CERT_FILE"] = _NETWORK[1]  # of this machine, for uv
+    options = {}
     for name in _NETWORK:
         if Path(name).is_file():
             there = root / name.lstrip("/")
-            kept[there] = there.read_bytes() if there.is_file() else None
+            options[there] = there.read_bytes() if there.is_file() else None
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(name, there)
     try:
-        run(["chroot", str(root), "/bin/sh", "-c", line], {**environment, **given, "DEBIAN_FRONTEND": "noninteractive"})
+        run(
+            ["chroot", str(root), "/bin/sh", "-c", line], {**environment, **passed, "DEBIAN_FRONTEND": "noninteractive"}
+        )
     finally:
-        for there, before in kept.items():
+        for there, before in options.items():
             there.unlink() if before is None else there.write_bytes(before)
 
 

@@ -36,20 +36,20 @@ _UV = Path(sys.executable).with_name("uv")
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = planned(config).by_kind
-    registered = read_registration(found["register"].path)
-    files = files_by_digest(found["ingest"].path, config.data)
-    rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
+    artifacts = planned(config).by_kind
+    registered = read_registration(artifacts["register"].path)
+    files = files_by_digest(artifacts["ingest"].path, config.data)
+    rows = pq.read_table(artifacts["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]
     expected = [row["caption"] for row in rows]
     tracking.connect(config.workspace)
     with tempfile.TemporaryDirectory(prefix="attend-ways-") as scratch:
-        said = ways(registered["uri"], config.workspace, photographs, Path(scratch))
+        results = ways(registered["uri"], config.workspace, photographs, Path(scratch))
     print(f"{registered['uri']}: {len(expected)} pictures\n\n| way | the same as evaluate |\n| --- | --- |")
-    for name, captions in said.items():
+    for name, captions in results.items():
         same = sum(one == other for one, other in zip(captions, expected, strict=True))
         print(f"| {name} | {same} of {len(expected)} |")
-    if any(captions != expected for captions in said.values()):
+    if any(captions != expected for captions in results.values()):
         raise SystemExit("they do not say the same")
 
 
@@ -63,16 +63,16 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
     subprocess.run([_UV, "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True)
     body = json.dumps({"inputs": [base64.b64encode(photograph).decode() for photograph in photographs]})
     (scratch / "requested.json").write_text(body, encoding="utf-8")
-    for place, photograph in enumerate(photographs):
-        (scratch / f"{place:02d}").write_bytes(photograph)
-    names = [str(scratch / f"{place:02d}") for place in range(len(photographs))]
+    for index, photograph in enumerate(photographs):
+        (scratch / f"{index:02d}").write_bytes(photograph)
+    names = [str(scratch / f"{index:02d}") for index in range(len(photographs))]
     code = (
         "import json, sys, mlflow, pathlib\n"
         f"model = mlflow.pyfunc.load_model({uri!r})\n"
         "rows = model.predict({'image': [pathlib.Path(name).read_bytes() for name in sys.argv[1:]]})\n"
         "print(json.dumps([row['caption'] for row in rows]))"
     )
-    said = {"load_model": json.loads(run([own / "python", "-c", code, *names], workspace, scratch).splitlines()[-1])}
+    result = {"load_model": json.loads(run([own / "python", "-c", code, *names], workspace, scratch).splitlines()[-1])}
     predict: list[str | Path] = [
         own / "mlflow",
         "models",
@@ -87,7 +87,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
         "json",
     ]
     run([*predict, "--env-manager", "local"], workspace, scratch)
-    said["mlflow models predict"] = captions_of(json.loads((scratch / "said.json").read_text(encoding="utf-8")))
+    result["mlflow models predict"] = captions_of(json.loads((scratch / "said.json").read_text(encoding="utf-8")))
     servers = {
         "mlflow models serve": [own / "mlflow", "models", "serve", "-m", uri, "--env-manager", "local"],
         "attend serve": [ours / "attend", "serve", "--model", uri, "--workspace", str(workspace)],
@@ -98,7 +98,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
                 f"http://127.0.0.1:{port}/invocations", body.encode(), {"Content-Type": "application/json"}
             )
             with urllib.request.urlopen(requested, timeout=120) as answer:
-                said[name] = captions_of(json.load(answer))
+                result[name] = captions_of(json.load(answer))
     caption: list[str | Path] = [
         ours / "attend",
         "caption",
@@ -109,15 +109,15 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
         str(workspace),
         "--json",
     ]
-    said["attend caption"] = captions_of(json.loads(run(caption, workspace, scratch)))
-    return said
+    result["attend caption"] = captions_of(json.loads(run(caption, workspace, scratch)))
+    return result
 
 
-def environment(place: Path, packages: list[str]) -> Path:
+def environment(folder: Path, packages: list[str]) -> Path:
     """Create an environment and return its folder of programs."""
-    subprocess.run([_UV, "venv", "--quiet", "--python", sys.executable, place], check=True)
-    subprocess.run([_UV, "pip", "install", "--quiet", "--python", place / "bin" / "python", *packages], check=True)
-    return place / "bin"
+    subprocess.run([_UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    subprocess.run([_UV, "pip", "install", "--quiet", "--python", folder / "bin" / "python", *packages], check=True)
+    return folder / "bin"
 
 
 def build(scratch: Path) -> Path:
@@ -134,18 +134,18 @@ def build(scratch: Path) -> Path:
     return wheel
 
 
-def run(command: list[str | Path], workspace: Path, place: Path) -> str:
+def run(command: list[str | Path], workspace: Path, folder: Path) -> str:
     """Return the standard output of a command that runs without access to this project."""
-    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    given |= {"MLFLOW_TRACKING_URI": tracking.tracking_uri(workspace), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"MLFLOW_TRACKING_URI": tracking.tracking_uri(workspace), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[0]}: {done.stderr}")
     return done.stdout
 
 
-def captions_of(told: object) -> list[str]:
-    rows = told["predictions"] if isinstance(told, dict) else told
+def captions_of(answer: object) -> list[str]:
+    rows = answer["predictions"] if isinstance(answer, dict) else answer
     assert isinstance(rows, list)
     return [row["caption"] for row in rows]
 

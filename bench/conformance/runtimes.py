@@ -44,10 +44,12 @@ _OTHERS = {"transformer": "transformer", "up_down": "up_down"}
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = planned(config, "tensorise").by_kind
-    grids = open_grids(found["extract"], config.machine)
-    vocabulary = read_vocabulary(found["tensorise"].path)
-    train, held_out = (read_captions(found["tensorise"].path, split) for split in ("train", config.evaluation.split))
+    artifacts = planned(config, "tensorise").by_kind
+    grids = open_grids(artifacts["extract"], config.machine)
+    vocabulary = read_vocabulary(artifacts["tensorise"].path)
+    train, held_out = (
+        read_captions(artifacts["tensorise"].path, split) for split in ("train", config.evaluation.split)
+    )
     digests = [picture.digest for picture in held_out[:_PICTURES]]
     describe()
     print(f"\n{len(digests):,} pictures of {config.evaluation.split}; {_STEPS} steps of training each\n")
@@ -111,7 +113,7 @@ def compared(
     with tempfile.TemporaryDirectory() as scratch:
         export(captioner, Path(scratch) / "exported")
         exported = OnnxCaptioner(Path(scratch) / "exported")
-        same = ties = others = 0
+        same = ties = different = 0
         apart = 0.0
         for start in range(0, len(held), _TOGETHER):
             grid, some = held[start : start + _TOGETHER], keys[start : start + _TOGETHER]
@@ -124,9 +126,9 @@ def compared(
                 elif likelihood_gap(captioner, own, one.tokens, other.tokens) < 1e-4:
                     ties += 1
                 else:
-                    others += 1
+                    different += 1
                     print(f"torch: {one.caption} {one.log_probability}; onnx: {other.caption} {other.log_probability}")
-    return f"{same:,} of {len(held):,} | {ties} | {others} | {apart:.1e}"
+    return f"{same:,} of {len(held):,} | {ties} | {different} | {apart:.1e}"
 
 
 def likelihood_gap(captioner: Captioner, grid: torch.Tensor, one: list[str], other: list[str]) -> float:

@@ -256,11 +256,11 @@ def run_source(source: Source, weights: Weights, grid: Array, words: list[int]) 
     if "basis" in weights:
         vectors = vectors @ weights["basis"].T
     hidden, cell = source.first(weights, vectors)
-    told = []
+    outputs = []
     for word in words:
-        told.append(source.step(weights, vectors, hidden, cell, weights["embed.weight"][word]))
-        hidden, cell = told[-1].hidden, told[-1].cell
-    return told
+        outputs.append(source.step(weights, vectors, hidden, cell, weights["embed.weight"][word]))
+        hidden, cell = outputs[-1].hidden, outputs[-1].cell
+    return outputs
 
 
 def _adaptive_average(grid: Array, side: int) -> Array:
@@ -273,14 +273,14 @@ def _adaptive_average(grid: Array, side: int) -> Array:
 
 def _by_word(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return (logits, alphas) after each word, one word at a time, with the inference code."""
-    found = []
+    states = []
     with torch.no_grad():
         stepper = decoder.for_inference()
         state = stepper.start(grid)
         for step in range(words.shape[-1]):
             logits, state = stepper.step(state, words[:, :, step])
-            found.append((logits[0, 0], state.alphas[0, 0]))
-    return found
+            states.append((logits[0, 0], state.alphas[0, 0]))
+    return states
 
 
 def _whole(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -290,11 +290,11 @@ def _whole(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[
 
 
 def _largest(ours: list[tuple[torch.Tensor, torch.Tensor]], expected: list[Told]) -> tuple[float, float]:
-    logits = max(relative(own.numpy(), told.logits) for (own, _), told in zip(ours, expected, strict=True))
+    logits = max(relative(own.numpy(), source.logits) for (own, _), source in zip(ours, expected, strict=True))
     alphas = [
-        relative(own.numpy(), told.alphas)
-        for (_, own), told in zip(ours, expected, strict=True)
-        if told.alphas is not None
+        relative(own.numpy(), source.alphas)
+        for (_, own), source in zip(ours, expected, strict=True)
+        if source.alphas is not None
     ]
     return logits, max(alphas, default=0.0)
 

@@ -29,13 +29,13 @@ HEADER = "| decoder | preset | grid | parameters | epochs | minutes | greedy: BL
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     describe()
     print()
     print(HEADER)
     print("| --- " * 8 + "|")
-    for preset in given.presets:
-        print(_row(preset, given), flush=True)
+    for preset in args.presets:
+        print(_row(preset, args), flush=True)
 
 
 def _arguments() -> Any:
@@ -49,40 +49,40 @@ def _arguments() -> Any:
     return parser.parse_intermixed_args()
 
 
-def _config(preset: str, given: Any, beam: int) -> Config:
+def _config(preset: str, args: Any, beam: int) -> Config:
     """Return the config of the preset's decoder on the common grids, with the common training settings."""
     decoder = load(preset, ["data={adapter: scenes}"]).decoder.model_dump(mode="json")
     regularised = {"dropout_words": 0.3, "dropout_grid": 0.3, "dropout_output": 0.5}
     values = {
         "name": f"bench-{preset}",
-        "data": {"adapter": "flickr8k", "path": str(given.data)},
-        "grids": {"backbone": "mobilenet_v2", "weights": str(given.weights), "image_size": PIXELS[given.side]},
+        "data": {"adapter": "flickr8k", "path": str(args.data)},
+        "grids": {"backbone": "mobilenet_v2", "weights": str(args.weights), "image_size": PIXELS[args.side]},
         "decoder": {**{name: value for name, value in decoder.items() if value is not None}, **regularised},
         "training": {
-            "epochs": given.epochs,
+            "epochs": args.epochs,
             "label_smoothing": 0.1,
             "unknown_words": 0.1,
             "averaging": 0.999,
         },
         "evaluation": {"split": "dev", "beam": beam},
-        "machine": {"workspace": str(given.workspace)},
+        "machine": {"workspace": str(args.workspace)},
     }
     return validate(values, preset)
 
 
-def _row(preset: str, given: Any) -> str:
+def _row(preset: str, args: Any) -> str:
     scores = []
     for beam in (1, 5):
-        config = _config(preset, given, beam)
-        found = run_until(config, "evaluate")
-        told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
-        scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
-    history = pq.read_table(found["train"].path / HISTORY).to_pylist()
+        config = _config(preset, args, beam)
+        artifacts = run_until(config, "evaluate")
+        values = json.loads((artifacts["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
+        scores.append(" ".join(f"{values[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
+    history = pq.read_table(artifacts["train"].path / HISTORY).to_pylist()
     minutes = sum(row["seconds"] for row in history) / 60
-    with safetensors.safe_open(found["train"].path / WEIGHTS, "pt") as weights:
+    with safetensors.safe_open(artifacts["train"].path / WEIGHTS, "pt") as weights:
         learnt = [name for name in weights.keys() if name not in BUFFERS]  # noqa: SIM118
         parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in learnt)
-    cells = [config.decoder.name, preset, f"{given.side}x{given.side}", f"{parameters / 1e6:.1f} M", str(len(history))]
+    cells = [config.decoder.name, preset, f"{args.side}x{args.side}", f"{parameters / 1e6:.1f} M", str(len(history))]
     return "| " + " | ".join([*cells, f"{minutes:.0f}", *scores]) + " |"
 
 

@@ -78,24 +78,24 @@ ROWS = (
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     describe()
     print("\n| ingredient | seed | BLEU-4 | METEOR | ROUGE-L | CIDEr | words per caption | minutes |")
     print("| --- " * 8 + "|")
-    rows = ROWS if len(given.sizes) == 2 else tuple(row for row in ROWS if "grids" not in row.settings)
+    rows = ROWS if len(args.sizes) == 2 else tuple(row for row in ROWS if "grids" not in row.settings)
     for row, settings in chained(rows):
-        if not given.rows or row.name in given.rows:
-            for seed in given.seeds:
-                print(_line(row.name, seed, _config(settings, seed, given)), flush=True)
+        if not args.rows or row.name in args.rows:
+            for seed in args.seeds:
+                print(_line(row.name, seed, _config(settings, seed, args)), flush=True)
 
 
 def chained(rows: tuple[Row, ...]) -> list[tuple[Row, Settings]]:
     """Return each row with all settings that apply to it."""
-    found, kept = [], PLAIN
+    found, settings_so_far = [], PLAIN
     for row in rows:
-        settings = _over(kept, row.settings)
+        settings = _over(settings_so_far, row.settings)
         found.append((row, settings))
-        kept = kept if row.alone else settings
+        settings_so_far = settings_so_far if row.alone else settings
     return found
 
 
@@ -115,33 +115,33 @@ def _arguments() -> Any:
     parser.add_argument("--backbone", default="mobilenet_v2")
     parser.add_argument("--sizes", type=int, nargs="+", default=(224, 417), metavar="PX")
     parser.add_argument("--threads", type=int, default=0)
-    given = parser.parse_intermixed_args()
-    unknown = set(given.rows) - {row.name for row in ROWS}
+    args = parser.parse_intermixed_args()
+    unknown = set(args.rows) - {row.name for row in ROWS}
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are: {', '.join(row.name for row in ROWS)}")
-    return given
+    return args
 
 
-def _config(settings: Settings, seed: int, given: Any) -> Config:
+def _config(settings: Settings, seed: int, args: Any) -> Config:
     own: Settings = {
-        "data": {"adapter": "flickr8k", "path": str(given.data)},
+        "data": {"adapter": "flickr8k", "path": str(args.data)},
         "grids": {
-            "backbone": given.backbone,
-            "weights": str(given.weights),
-            "image_size": given.sizes["grids" in settings],
+            "backbone": args.backbone,
+            "weights": str(args.weights),
+            "image_size": args.sizes["grids" in settings],
         },
-        "training": {"seed": seed, "epochs": given.epochs},
-        "machine": {"workspace": str(given.workspace), "threads": given.threads},
+        "training": {"seed": seed, "epochs": args.epochs},
+        "machine": {"workspace": str(args.workspace), "threads": args.threads},
     }
     return validate({"name": "ingredients", **_over(settings, own)}, "ingredients")
 
 
 def _line(name: str, seed: int, config: Config) -> str:
-    found = run_until(config, "evaluate")
-    told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
-    scores = [f"{told['scores'][score]:.1f}" for score in ("bleu4", "meteor", "rouge_l", "cider")]
-    minutes = sum(_minutes(found[kind]) for kind in ("train", "self_critical", "tune") if kind in found)
-    return f"| {name} | {seed} | {' | '.join(scores)} | {told['language']['words']:.1f} | {minutes:.0f} |"
+    artifacts = run_until(config, "evaluate")
+    record = json.loads((artifacts["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
+    scores = [f"{record['scores'][score]:.1f}" for score in ("bleu4", "meteor", "rouge_l", "cider")]
+    minutes = sum(_minutes(artifacts[kind]) for kind in ("train", "self_critical", "tune") if kind in artifacts)
+    return f"| {name} | {seed} | {' | '.join(scores)} | {record['language']['words']:.1f} | {minutes:.0f} |"
 
 
 def _minutes(trained: Artifact) -> float:

@@ -43,12 +43,12 @@ _DECODERS = {
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     describe()
     print("\n| captions | BLEU-4 | METEOR | CIDEr | with a repeated word | ending with a small word |")
     print("| --- " * 6 + "|", flush=True)
-    data = _draw(given) if given.pictures or given.captions or given.dev else given.data.absolute()
-    off, fitted = (predictions_of(_config(given, data, neighbours)) for neighbours in ("off", "fitted"))
+    data = _draw(args) if args.pictures or args.captions or args.dev else args.data.absolute()
+    off, fitted = (predictions_of(_config(args, data, neighbours)) for neighbours in ("off", "fitted"))
     plain, ranked = captions_in(off), captions_in(fitted)
     _print_row("copied", captions_in(fitted, "copied"))
     _print_row("the likeliest of a beam", plain)
@@ -71,30 +71,30 @@ def _arguments() -> Any:
     return parser.parse_args()
 
 
-def _config(given: Any, data: Path, neighbours: str) -> Config:
+def _config(args: Any, data: Path, neighbours: str) -> Config:
     overrides = [
         f"data.path={data}",
-        f"grids.weights={given.weights.absolute()}",
+        f"grids.weights={args.weights.absolute()}",
         "tuning=null",
-        f"training.seed={given.seed}",
-        f"training.epochs={given.epochs}",
+        f"training.seed={args.seed}",
+        f"training.epochs={args.epochs}",
         f"evaluation.neighbours='{neighbours}'",
-        f"machine.workspace={given.workspace}",
-        *_BACKBONES[given.backbone],
-        *_DECODERS[given.decoder],
+        f"machine.workspace={args.workspace}",
+        *_BACKBONES[args.backbone],
+        *_DECODERS[args.decoder],
     ]
     return load("best", overrides)
 
 
-def _draw(given: Any) -> Path:
+def _draw(args: Any) -> Path:
     """Return a folder like DATA with some of its pictures, and only the first captions of the training pictures."""
-    data = given.data.absolute()
+    data = args.data.absolute()
     names = sorted((data / "Flickr_8k.trainImages.txt").read_text(encoding="utf-8").split())
-    pictures, captions = given.pictures or len(names), given.captions or 5
-    folder: Path = given.workspace / "drawn" / f"{pictures}x{captions}"
+    pictures, captions = args.pictures or len(names), args.captions or 5
+    folder: Path = args.workspace / "drawn" / f"{pictures}x{captions}"
     folder.mkdir(parents=True, exist_ok=True)
     train = set(random.Random(7).sample(names, pictures))
-    dev = (data / "Flickr_8k.devImages.txt").read_text(encoding="utf-8").split()[: given.dev]
+    dev = (data / "Flickr_8k.devImages.txt").read_text(encoding="utf-8").split()[: args.dev]
     kept = set(dev)
     lines = []
     for line in (data / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines(keepends=True):
@@ -116,8 +116,8 @@ def predictions_of(config: Config) -> Path:
 
 def captions_in(path: Path, column: str = "caption") -> list[ScoredCaption]:
     """Return the captions of a column, in the order of the pictures' digests."""
-    found = read_predictions(path, column)
-    return [found[digest] for digest in sorted(found)]
+    rows = read_predictions(path, column)
+    return [rows[digest] for digest in sorted(rows)]
 
 
 def _print_row(name: str, corpus: Sequence[ScoredCaption]) -> None:
@@ -136,9 +136,9 @@ def cells_of(corpus: Sequence[ScoredCaption]) -> list[str]:
 
 
 def _gains(plain: Sequence[ScoredCaption], ranked: Sequence[ScoredCaption]) -> list[str]:
-    found = {item.score: item for metric in _METRICS for item in compare(load_metric(metric), plain, ranked)}
+    gains = {item.score: item for metric in _METRICS for item in compare(load_metric(metric), plain, ranked)}
     return [
-        "{:+.1f} ({:+.1f} to {:+.1f})".format(found[score].second - found[score].first, *found[score].interval)
+        "{:+.1f} ({:+.1f} to {:+.1f})".format(gains[score].second - gains[score].first, *gains[score].interval)
         for score in _SCORES
     ]
 

@@ -103,18 +103,18 @@ PEERS = {
 
 
 def main() -> None:
-    given, settings = _arguments()
+    args, settings = _arguments()
     describe()
-    config = load(given.config, [*settings, f"training.seed={given.seed}", f"machine.threads={given.threads}"])
+    config = load(args.config, [*settings, f"training.seed={args.seed}", f"machine.threads={args.threads}"])
     run_until(config, "evaluate")
-    bench = Bench(config, given.seed)
+    bench = Bench(config, args.seed)
     print("\n| decoder and recipe | objective | steps | BLEU-4 | METEOR | ROUGE-L | CIDEr | ratio | minutes |")
     print("| --- " * 9 + "|")
     rows = bench.ours()
     for row in rows:
         print(_line(row, rows[0].scores["cider"]), flush=True)
-    for name in given.peers or PEERS:
-        for row in bench.train(name, PEERS[name], given.steps, given.rewarded):
+    for name in args.peers or PEERS:
+        for row in bench.train(name, PEERS[name], args.steps, args.rewarded):
             base = rows[-1 if row.objective != "cross-entropy" else 0]
             print(_line(row, base.scores["cider"]), flush=True)
 
@@ -127,13 +127,13 @@ def _arguments() -> tuple[Any, list[str]]:
     parser.add_argument("--rewarded", type=int, default=750)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
-    given = parser.parse_intermixed_args()
-    settings = [word for word in given.words if "=" in word]
-    given.peers = [word for word in given.words if "=" not in word]
-    unknown = set(given.peers) - set(PEERS)
+    args = parser.parse_intermixed_args()
+    settings = [word for word in args.words if "=" in word]
+    args.peers = [word for word in args.words if "=" not in word]
+    unknown = set(args.peers) - set(PEERS)
     if unknown:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are: {', '.join(PEERS)}")
-    return given, settings
+    return args, settings
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Bench:
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config, self.seed = config, seed
-        found = self._found = planned(config, "evaluate").by_kind
-        self._sources = DecoderInputs(found["ingest"], found["tensorise"], found["extract"])
+        artifacts = self._artifacts = planned(config, "evaluate").by_kind
+        self._sources = DecoderInputs(artifacts["ingest"], artifacts["tensorise"], artifacts["extract"])
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
         self.training = with_precision(training, self.device)
@@ -171,10 +171,10 @@ class Bench:
     def ours(self) -> list[Row]:
         """Return the rows of the config's own decoder: trained by teacher forcing, and with rewards if configured."""
         rows = []
-        kinds = [kind for kind in ("train", "self_critical") if kind in self._found]
+        kinds = [kind for kind in ("train", "self_critical") if kind in self._artifacts]
         for kind in kinds:
-            history = pq.read_table(self._found[kind].path / HISTORY).to_pylist()
-            decoder, _ = load_decoder(self._found[kind].path)
+            history = pq.read_table(self._artifacts[kind].path / HISTORY).to_pylist()
+            decoder, _ = load_decoder(self._artifacts[kind].path)
             objective = "cross-entropy" if kind == "train" else "then CIDEr-D"
             minutes = sum(row["seconds"] for row in history) / 60
             rows.append(Row("ours", objective, int(history[-1]["step"]), self.scores(decoder), minutes))
@@ -188,7 +188,7 @@ class Bench:
         yield Row(name, "cross-entropy", steps, self.scores(decoder), minutes)
         if peer.rewarded is not None and rewarded:
             rate = peer.rewarded
-            frequencies = read_frequencies(self._found["tensorise"].path)
+            frequencies = read_frequencies(self._artifacts["tensorise"].path)
             loss = SelfCritical(Rewards(frequencies), self.max_length)
             minutes = self._fit(decoder, peer, rewarded, lambda *given: loss(*given[:2]), lambda _: rate)
             yield Row(name, "then CIDEr-D", rewarded, self.scores(decoder), minutes)
@@ -198,7 +198,7 @@ class Bench:
     ) -> float:
         """Train for `steps`, load the weights that are best on dev, and return the minutes of the steps."""
         optimiser = torch.optim.Adam(decoder.parameters(), rate(0))
-        best, kept = float("-inf"), copy.deepcopy(decoder.state_dict())
+        best, best_weights = float("-inf"), copy.deepcopy(decoder.state_dict())
         batches, seconds = _endless(self.batches), 0.0
         for step in range(steps):
             begun = time.monotonic()
@@ -215,8 +215,8 @@ class Bench:
             if (step + 1) % _EPOCH == 0 or step + 1 == steps:
                 score = self.dev.scores(decoder)[peer.best]
                 if score > best:
-                    best, kept = score, copy.deepcopy(decoder.state_dict())
-        decoder.load_state_dict(kept)
+                    best, best_weights = score, copy.deepcopy(decoder.state_dict())
+        decoder.load_state_dict(best_weights)
         return seconds / 60
 
     def _teacher_forced(self, decoder: Decoder, batch: Batch, peer: Peer, done: float) -> Tensor:
@@ -233,8 +233,8 @@ class Bench:
     def scores(self, decoder: Decoder | Ensemble) -> dict[str, float]:
         """Return the scores, in percent, of captions of the evaluated split, decoded with the config's search."""
         evaluation, machine = self.config.evaluation, self.config.machine
-        grids = open_grids(self._found["extract"], machine)
-        pictures = read_pictures(self._found["ingest"].path, evaluation.split)
+        grids = open_grids(self._artifacts["extract"], machine)
+        pictures = read_pictures(self._artifacts["ingest"].path, evaluation.split)
         pictures = [picture for picture in pictures if picture.digest in grids]
         decoder.eval()
         inference = decoder.for_inference()
@@ -263,8 +263,8 @@ class SelfCritical:
         drawn, likelihoods = self._drawn(decoder, pictures)
         base = self._rewards(as_tokens(first)[:, :, 1:], batch.targets)
         advantages = (self._rewards(drawn, batch.targets) - base).float()
-        said = drawn != NULL
-        return -(advantages.unsqueeze(2) * likelihoods * said).sum() / said.sum()
+        is_word = drawn != NULL
+        return -(advantages.unsqueeze(2) * likelihoods * is_word).sum() / is_word.sum()
 
     def _drawn(self, decoder: Decoder, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Return captions (N, R, T) int64 drawn with dropout, END counted, and each token's log-probability (N, R, T).

@@ -34,24 +34,24 @@ _SIZES = ["50x1", "300x1", "1000x1", "300x5"]
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     describe()
     print(
         "\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr"
         " | with a repeated word | ending with a small word |"
     )
     print("| --- " * 7 + "|", flush=True)
-    workspace = given.workspace.absolute()
-    flickr = Flickr(given.data.absolute())
+    workspace = args.workspace.absolute()
+    flickr = Flickr(args.data.absolute())
     everywhere = [f"machine.workspace={workspace}", "evaluation.split=test"]
-    grids = f"grids={{backbone: '{_BACKBONE}', weights: {given.weights.absolute()}, image_size: 260}}"
+    grids = f"grids={{backbone: '{_BACKBONE}', weights: {args.weights.absolute()}, image_size: 260}}"
     table = flickr.write(workspace / "tables" / "base", flickr.base())
     data = f"data={{adapter: table, path: {table}, images: {flickr.folder / 'images'}}}"
     run_until(load("base", ["name=base", data, grids, "training.epochs=6", *everywhere]))
-    for size in given.sizes or _SIZES:
+    for size in args.sizes or _SIZES:
         pictures, captions = map(int, size.split("x"))
-        rows = flickr.own(pictures, captions, given.seed)
-        table = flickr.write(workspace / "tables" / f"own-{size}-{given.seed}", rows)
+        rows = flickr.own(pictures, captions, args.seed)
+        table = flickr.write(workspace / "tables" / f"own-{size}-{args.seed}", rows)
         beginning = _init(table, "beginning.yaml")
         started = _init(table, "started.yaml", "--from", "models:/base@champion", "--store", str(workspace))
         alone = evaluate_registered(load(beginning, [*everywhere, grids]), "models:/base@champion")
@@ -99,11 +99,11 @@ class Flickr:
     def _by_topic(self, file: str) -> Mapping[bool, list[str]]:
         """Return the pictures of a split by whether a caption mentions a dog."""
         names = sorted((self.folder / file).read_text(encoding="utf-8").split())
-        found: dict[bool, list[str]] = {True: [], False: []}
+        by_topic: dict[bool, list[str]] = {True: [], False: []}
         for name in names:
             if name in self._captions and (self.folder / "images" / name).is_file():
-                found[any(map(_DOG.search, self._captions[name]))].append(name)
-        return found
+                by_topic[any(map(_DOG.search, self._captions[name]))].append(name)
+        return by_topic
 
     def _rows(self, names: Iterable[str], split: str) -> Iterable[Row]:
         return ((name, caption, split) for name in names for caption in self._captions[name])

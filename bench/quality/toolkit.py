@@ -38,10 +38,10 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory(prefix="attend-toolkit-") as scratch:
         python = environment(Path(scratch) / "toolkit", ["pycocoevalcap==1.2"]) / "python"
-        given, told = Path(scratch) / "corpora.json", Path(scratch) / "scores.json"
-        given.write_text(json.dumps(corpora), encoding="utf-8")
-        subprocess.run([str(python), str(_SIDE), str(given), str(told)], check=True, stderr=subprocess.DEVNULL)
-        theirs = json.loads(told.read_text(encoding="utf-8"))
+        source, target = Path(scratch) / "corpora.json", Path(scratch) / "scores.json"
+        source.write_text(json.dumps(corpora), encoding="utf-8")
+        subprocess.run([str(python), str(_SIDE), str(source), str(target)], check=True, stderr=subprocess.DEVNULL)
+        theirs = json.loads(target.read_text(encoding="utf-8"))
     print("| corpus | score | toolkit | ours | difference |\n| --- | --- | --- | --- | --- |")
     for name in corpora:
         ours = _ours(theirs[name])
@@ -57,18 +57,18 @@ def main() -> None:
 def _ours(theirs: dict[str, Any]) -> dict[str, float]:
     """Return our scores of the toolkit's tokens."""
     corpus = [
-        ScoredCaption(said[0].split(), [text.split() for text in theirs["references"][image]])
-        for image, said in theirs["captions"].items()
+        ScoredCaption(caption[0].split(), [text.split() for text in theirs["references"][image]])
+        for image, caption in theirs["captions"].items()
     ]
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for metric in _METRICS:
-        found |= {name: value / 100 for name, value in measure(metric, corpus).items()}
-    return found
+        scores |= {name: value / 100 for name, value in measure(metric, corpus).items()}
+    return scores
 
 
 def _texts(corpus: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]:
-    said = [(text, theirs["captions"][image][0]) for image, text in corpus["captions"].items()]
-    return said + [
+    pairs = [(text, theirs["captions"][image][0]) for image, text in corpus["captions"].items()]
+    return pairs + [
         pair
         for image, texts in corpus["references"].items()
         for pair in zip(texts, theirs["references"][image], strict=True)
@@ -82,7 +82,7 @@ def edge_cases() -> Corpus:
         "2": ["Two children play with a ball", "kids play football in a park"],
         "3": ["A man rides a red bicycle .", "a cyclist on a road"],
     }
-    said = {
+    cases = {
         "one caption empty": {"1": "", "2": "two children play with a ball", "3": "a man on a bicycle"},
         "all empty": {"1": "", "2": "", "3": ""},
         "one word": {"1": "dog", "2": "children", "3": "man"},
@@ -90,9 +90,9 @@ def edge_cases() -> Corpus:
         "identical captions": dict.fromkeys(references, "a dog runs"),
         "its references": {image: texts[0] for image, texts in references.items()},
     }
-    found = {name: {"captions": captions, "references": references} for name, captions in said.items()}
-    found["one picture"] = {"captions": {"1": "a dog runs on grass"}, "references": {"1": references["1"]}}
-    found["unicode"] = {
+    corpora = {name: {"captions": captions, "references": references} for name, captions in cases.items()}
+    corpora["one picture"] = {"captions": {"1": "a dog runs on grass"}, "references": {"1": references["1"]}}
+    corpora["unicode"] = {
         "captions": {
             "1": "a caf\u00e9 in M\u00fcnchen",
             "2": "\u4e00\u53ea\u72d7",
@@ -104,7 +104,7 @@ def edge_cases() -> Corpus:
             "3": ["the boy's dog is big", "the boy has a \u201cbig\u201d dog"],
         },
     }
-    found["punctuation"] = {
+    corpora["punctuation"] = {
         "captions": {
             "1": "a man's T-shirt ( red & white )",
             "2": "can't stop , won't stop !",
@@ -116,7 +116,7 @@ def edge_cases() -> Corpus:
             "3": ["Mr. Smith 's U.S. flag .", "a black/white dog and/or cat -- no. 5"],
         },
     }
-    return found
+    return corpora
 
 
 if __name__ == "__main__":

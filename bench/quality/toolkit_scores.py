@@ -27,12 +27,12 @@ def main() -> None:
         for name, corpus in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")).items():
             captions = {image: [{"caption": text}] for image, text in corpus["captions"].items()}
             references = {image: [{"caption": text} for text in texts] for image, texts in corpus["references"].items()}
-            said, true = PTBTokenizer().tokenize(captions), PTBTokenizer().tokenize(references)
-            scores = dict(zip(("bleu1", "bleu2", "bleu3", "bleu4"), Bleu(4).compute_score(true, said)[0], strict=True))
-            scores["meteor"] = Meteor().compute_score(true, said)[0]
-            scores["rouge_l"] = float(Rouge().compute_score(true, said)[0])
-            scores["cider"] = float(Cider().compute_score(true, said)[0])
-            found[name] = {"scores": scores, "captions": said, "references": true}
+            texts, true = PTBTokenizer().tokenize(captions), PTBTokenizer().tokenize(references)
+            scores = dict(zip(("bleu1", "bleu2", "bleu3", "bleu4"), Bleu(4).compute_score(true, texts)[0], strict=True))
+            scores["meteor"] = Meteor().compute_score(true, texts)[0]
+            scores["rouge_l"] = float(Rouge().compute_score(true, texts)[0])
+            scores["cider"] = float(Cider().compute_score(true, texts)[0])
+            found[name] = {"scores": scores, "captions": texts, "references": true}
     Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ class Cluster(NamedTuple):
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     describe()
     print("\n| extraction on | seconds | shards | pictures/s | speed-up |\n| --- | --- | --- | --- | --- |")
     alone: float | None = None
@@ -55,16 +55,16 @@ def main() -> None:
         ("two workers, one killed", 2, True),
     ):
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            config = config_of(Path(folder) / "workspace", given.shards, given.rows, given.side)
+            config = config_of(Path(folder) / "workspace", args.shards, args.rows, args.side)
             cluster = stack.enter_context(dask_workers(Path(folder), number)) if number else None
             if cluster is not None and kill:
-                kill_after(cluster.workers[0], config.workspace, given.shards // 4)
+                kill_after(cluster.workers[0], config.workspace, args.shards // 4)
             extract(config, cluster)
-            made, seconds = shards(config.workspace), planned(config, "extract").by_kind["extract"].ledger.seconds
-        alone, bytes_alone = alone or seconds, bytes_alone or made
-        rate = given.shards * given.rows / seconds
-        print(f"| {name} | {seconds:.1f} | {len(made)} | {rate:.1f} | {alone / seconds:.2f} |", flush=True)
-        if made != bytes_alone:
+            grids_made, seconds = shards(config.workspace), planned(config, "extract").by_kind["extract"].ledger.seconds
+        alone, bytes_alone = alone or seconds, bytes_alone or grids_made
+        rate = args.shards * args.rows / seconds
+        print(f"| {name} | {seconds:.1f} | {len(grids_made)} | {rate:.1f} | {alone / seconds:.2f} |", flush=True)
+        if grids_made != bytes_alone:
             raise SystemExit(f"{name}: not the same bytes as on one machine")
     print("\nThe shards are the same in all three, byte for byte.")
 
@@ -190,8 +190,8 @@ def kill_after(process: subprocess.Popen[bytes], workspace: Path, number: int) -
 
 def shards(workspace: Path, digests: bool = True) -> dict[str, str]:
     """Return the published shards by name, optionally with the digests of their files."""
-    found = sorted(workspace.glob("grids/*/shard-*.parquet"))
-    return {path.stem: digest_of_file(path.with_suffix(".h5")) if digests else "" for path in found}
+    files = sorted(workspace.glob("grids/*/shard-*.parquet"))
+    return {path.stem: digest_of_file(path.with_suffix(".h5")) if digests else "" for path in files}
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ class Disk:
             exists = call.path in self.names
             if exists == (call.kind in ("create", "mkdir", "link")):
                 return
-            made = None if exists else self.names.get(call.target) or Node(folder=call.kind == "mkdir")
-            naming = Naming(call, made)
+            node = None if exists else self.names.get(call.target) or Node(folder=call.kind == "mkdir")
+            naming = Naming(call, node)
             _rename(self.names, naming)
             self._unsafe.append(naming)
         elif call.path in self.names:

@@ -83,16 +83,16 @@ def main() -> None:
     arguments.add_argument("--minutes", type=float, default=60, help="after which no more are fed")
     arguments.add_argument("--reader", action="append", help="only this reader; may be given several times")
     arguments.add_argument("--planted", action="store_true", help="plant three bugs, and show that they are found")
-    given = arguments.parse_args()
+    args = arguments.parse_args()
     from bench.machine import describe
     from tests.fuzzing import BY_NAME
 
     describe()
-    names = given.reader or (sorted(_PLANTED.values()) if given.planted else list(BY_NAME))
+    names = args.reader or (sorted(_PLANTED.values()) if args.planted else list(BY_NAME))
     begun = time.monotonic()
-    tally = run(names, given.inputs, given.seed, given.planted, given.minutes)
+    tally = run(names, args.inputs, args.seed, args.planted, args.minutes)
     print_table(tally, names, time.monotonic() - begun)
-    if given.planted:
+    if args.planted:
         lost = [
             what
             for what, reader in _PLANTED.items()
@@ -156,24 +156,24 @@ class _Worker:
         fed = 0
         try:
             while self._pipe.poll(_SILENCE):
-                told = self._pipe.recv()
-                if isinstance(told, int):
-                    tally.peaks[self._process.pid or 0] = told
+                answer = self._pipe.recv()
+                if isinstance(answer, int):
+                    tally.peaks[self._process.pid or 0] = answer
                     return None
                 fed += 1
-                tally.add(batch.reader, *told)
+                tally.add(batch.reader, *answer)
             what = "killed after a minute"
         except EOFError:
             what = "the process died"
         self._process.kill()
         self._process.join()
-        said = self._current.with_suffix(".err")
-        details = said.read_text(encoding="utf-8", errors="replace")
-        said.unlink()
-        kept = self._current.rename(
+        errors = self._current.with_suffix(".err")
+        details = errors.read_text(encoding="utf-8", errors="replace")
+        errors.unlink()
+        saved = self._current.rename(
             self._current.with_name(f"{batch.reader.replace(' ', '-')}-{os.getpid()}-{fed}.pickle")
         )
-        tally.add(batch.reader, "hang", Finding(batch.reader, "hang", what, f"its input is in {kept}"), details)
+        tally.add(batch.reader, "hang", Finding(batch.reader, "hang", what, f"its input is in {saved}"), details)
         return Batch(batch.reader, max(batch.inputs - fed - 1, 0), batch.seed + 1)
 
     def stop(self) -> None:
@@ -193,9 +193,9 @@ def _work(pipe: Connection, current: Path, planted: bool) -> None:
     if planted:
         plant()
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
-    told = current.with_suffix(".err").open("w", encoding="utf-8")
-    faulthandler.enable(told)
-    os.dup2(told.fileno(), 2)  # libraries' warnings, too
+    errors = current.with_suffix(".err").open("w", encoding="utf-8")
+    faulthandler.enable(errors)
+    os.dup2(errors.fileno(), 2)  # libraries' warnings, too
     pipe.send("ready")
     while (batch := pipe.recv()) is not None:
         reader, fed = BY_NAME[batch.reader], 0

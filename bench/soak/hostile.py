@@ -42,11 +42,11 @@ def main() -> None:
     arguments.add_argument("--requests", type=int, default=10_000)
     arguments.add_argument("--model")
     arguments.add_argument("--seed", type=int, default=0)
-    given = arguments.parse_args()
-    workspace = given.workspace.absolute()
+    args = arguments.parse_args()
+    workspace = args.workspace.absolute()
     describe()
-    uri = find(given.model, workspace).address
-    files = picture_files(given.pictures)[:20]
+    uri = find(args.model, workspace).address
+    files = picture_files(args.pictures)[:20]
     photographs = [file.read_bytes() for file in files]
     command = [str(Path(sys.executable).parent / "attend"), "serve", "--model", uri, "--workspace", str(workspace)]
     with running(command, workspace) as port:
@@ -56,26 +56,26 @@ def main() -> None:
         tally = Tally()
 
         def attack(number: int) -> None:
-            draw = random.Random(given.seed * 10**9 + number)
+            draw = random.Random(args.seed * 10**9 + number)
             if number % 10 == 0:
-                place = draw.randrange(len(photographs))
-                told = raw(port, good(photographs[place]))
-                busy = told.startswith(b"HTTP/1.1 503")
+                index = draw.randrange(len(photographs))
+                answer = raw(port, good(photographs[index]))
+                busy = answer.startswith(b"HTTP/1.1 503")
                 with tally.lock:
                     tally.answered["good: 503" if busy else "good: captioned"] += 1
-                    if not busy and expected[place].encode() not in told:
-                        tally.wrong.append(f"request {number}: {told[:200]!r}")
+                    if not busy and expected[index].encode() not in answer:
+                        tally.wrong.append(f"request {number}: {answer[:200]!r}")
                 return
             kind, data = hostile(draw, photographs)
-            told = raw(port, data, 6 if kind == "slow" else 90, slowly=kind == "slow")
-            tally.add(number, kind, told)
+            answer = raw(port, data, 6 if kind == "slow" else 90, slowly=kind == "slow")
+            tally.add(number, kind, answer)
 
         begun = time.monotonic()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(attack, range(given.requests)))
+            list(pool.map(attack, range(args.requests)))
         lasted = time.monotonic() - begun
         last = [caption_of(raw(port, good(photograph))) for photograph in photographs]
-        print(f"\n{given.requests:,} requests in {lasted:.0f} s\n")
+        print(f"\n{args.requests:,} requests in {lasted:.0f} s\n")
         tally.print()
         print(
             f"\nmemory: {before:,} MiB before, {memory(process, 'VmHWM'):,} MiB at most, {memory(process):,} MiB after"
@@ -93,13 +93,13 @@ class Tally:
         self.wrong: list[str] = []
         self.lock = threading.Lock()
 
-    def add(self, number: int, kind: str, told: bytes) -> None:
+    def add(self, number: int, kind: str, answer: bytes) -> None:
         """Count an answer to a hostile request. It is wrong if the server failed, but not if it was busy."""
-        status = told[9:12].decode("latin-1") if told.startswith(b"HTTP/1.1 ") else "closed"
+        status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "closed"
         with self.lock:
             self.answered[f"{kind}: {status}"] += 1
-            if (status.startswith("5") and status != "503") or b"Traceback" in told:
-                self.wrong.append(f"request {number}, {kind}: {told[:300]!r}")
+            if (status.startswith("5") and status != "503") or b"Traceback" in answer:
+                self.wrong.append(f"request {number}, {kind}: {answer[:300]!r}")
 
     def print(self) -> None:
         """Print the counts as a table."""
@@ -142,19 +142,19 @@ def encoded(draw: random.Random, photographs: list[bytes]) -> bytes:
 
 
 def mutated(draw: random.Random, data: bytes) -> bytes:
-    found = bytearray(data)
+    mutant = bytearray(data)
     for _ in range(draw.choice([1, 3, 10, 100])):
-        place = draw.randrange(min(len(found), draw.choice([40, 400, len(found)])))
+        index = draw.randrange(min(len(mutant), draw.choice([40, 400, len(mutant)])))
         action = draw.randrange(3)
         if action == 0:
-            found[place] = draw.randrange(256)
+            mutant[index] = draw.randrange(256)
         elif action == 1:
-            del found[place : place + draw.randrange(1, 9)]
+            del mutant[index : index + draw.randrange(1, 9)]
         else:
-            found[place:place] = draw.randbytes(draw.randrange(1, 9))
-        if not found:
+            mutant[index:index] = draw.randbytes(draw.randrange(1, 9))
+        if not mutant:
             break
-    return bytes(found)
+    return bytes(mutant)
 
 
 def truncated(draw: random.Random, data: bytes) -> bytes:
@@ -308,18 +308,18 @@ def _post(path: bytes, kind: bytes, body: bytes) -> bytes:
 def raw(port: int, data: bytes, seconds: float = 90, slowly: bool = False) -> bytes:
     """Send these bytes and return the answer. slowly: send a few bytes at a time."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as place:
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         try:
             if slowly:
                 for at in range(0, 20):
-                    place.sendall(data[at : at + 1])
+                    connection.sendall(data[at : at + 1])
                     time.sleep(0.2)
             else:
-                place.sendall(data)
+                connection.sendall(data)
         except OSError:  # refused before it had all of it
             pass
         try:
-            while part := place.recv(65536):
+            while part := connection.recv(65536):
                 answer += part
         except OSError:
             pass
@@ -336,10 +336,10 @@ def caption_of(answer: bytes) -> str:
 def serving(port: int) -> int:
     """Return the process that listens on a port."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
-    wanted = {line[9] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"}  # LISTEN
+    inodes = {line[9] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"}  # LISTEN
     for folder in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            if folder.readlink().name.removeprefix("socket:[").rstrip("]") in wanted:
+            if folder.readlink().name.removeprefix("socket:[").rstrip("]") in inodes:
                 return int(folder.parts[2])
         except OSError:
             continue

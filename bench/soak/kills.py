@@ -59,32 +59,32 @@ CONFIG = {
 
 def main() -> None:
     os.environ.pop("MLFLOW_TRACKING_URI", None)
-    given = _arguments()
-    chance = random.Random(given.seed)
-    with tempfile.TemporaryDirectory(prefix="attend-kills-") as folder, _storage(given.s3) as storage:
-        place = Path(folder)
+    args = _arguments()
+    chance = random.Random(args.seed)
+    with tempfile.TemporaryDirectory(prefix="attend-kills-") as folder, _storage(args.s3) as storage:
+        root = Path(folder)
         began = time.monotonic()
-        alone = _workspace(place / "alone", storage)
+        alone = _workspace(root / "alone", storage)
         lasted = _run(alone)
         expected = contents(alone)
         print(f"left alone: {time.monotonic() - began:.0f} s; {len(expected)} files", flush=True)
         killed, rounds = 0, 0
         fell: dict[str, int] = {}
-        while killed < given.kills:
+        while killed < args.kills:
             rounds += 1
-            workspace = _workspace(place / f"round-{rounds}", storage)
-            targets = [target for target in ROUND if not (given.s3 and target in ("register", "databases"))]
-            left = min(math.ceil((given.kills - killed) / given.at_once), len(targets))
+            workspace = _workspace(root / f"round-{rounds}", storage)
+            targets = [target for target in ROUND if not (args.s3 and target in ("register", "databases"))]
+            left = min(math.ceil((args.kills - killed) / args.at_once), len(targets))
             for target in (targets[at] for at in sorted(chance.sample(range(len(targets)), left))):
-                where = _kill(workspace, target, lasted, chance, given.at_once)
-                fell[where] = fell.get(where, 0) + given.at_once
-                killed += given.at_once
+                where = _kill(workspace, target, lasted, chance, args.at_once)
+                fell[where] = fell.get(where, 0) + args.at_once
+                killed += args.at_once
                 print(f"{killed:>4} killed in {where} (meant: {target})", flush=True)
             _run(workspace)
             check(workspace, expected)
             print(f"round {rounds}: the same {len(expected)} files, {killed} kills so far", flush=True)
-    told = ", ".join(f"{count} in {stage}" for stage, count in sorted(fell.items()))
-    print(f"{killed} kills ({told}), {rounds} rounds: every one ended as the run left alone")
+    counts_by_stage = ", ".join(f"{count} in {stage}" for stage, count in sorted(fell.items()))
+    print(f"{killed} kills ({counts_by_stage}), {rounds} rounds: every one ended as the run left alone")
 
 
 def _arguments() -> Any:
@@ -133,10 +133,10 @@ def _storage(s3: bool) -> Iterator[str]:
 def _workspace(folder: Path, storage: str) -> Path:
     """Create a folder with a config. The workspace is in it, or in object storage with a cache in it."""
     folder.mkdir()
-    place = {"workspace": str(folder / "workspace")}
+    settings = {"workspace": str(folder / "workspace")}
     if storage:
-        place = {"workspace": f"{storage}/{folder.name}", "cache": str(folder / "workspace")}
-    config = {**CONFIG, "machine": {**CONFIG["machine"], **place}}  # type: ignore[dict-item]
+        settings = {"workspace": f"{storage}/{folder.name}", "cache": str(folder / "workspace")}
+    config = {**CONFIG, "machine": {**CONFIG["machine"], **settings}}  # type: ignore[dict-item]
     (folder / "killed.yaml").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
@@ -232,8 +232,8 @@ def contents(folder: Path, until: str = "") -> dict[str, str]:
 def check(folder: Path, expected: dict[str, str]) -> None:
     """Raise SystemExit if a workspace differs from that of an undisturbed run: other contents, or leftover files."""
     workspace = _config(folder).workspace
-    found = contents(folder)
-    wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
+    after = contents(folder)
+    wrong = [name for name in expected.keys() | after.keys() if expected.get(name) != after.get(name)]
     for pattern in (".*.tmp", "*.partial", ".removed-*", "*.damaged", "attend-*"):
         # Prefect's database, half made when its server was killed, is set aside.
         wrong += [str(path) for path in folder.rglob(pattern) if "prefect" not in path.parts]

@@ -56,7 +56,7 @@ class Cluster:
     workers: int
     chance: random.Random
     store: GridStore
-    made: dict[str, int] = field(default_factory=dict)  # name -> how often it was encoded
+    encoded: dict[str, int] = field(default_factory=dict)  # name -> how often it was encoded
     published: set[str] = field(default_factory=set)
     seconds: float = 0.0
     lost_shards: int = 0
@@ -89,12 +89,12 @@ class Cluster:
         work = waiting.popleft()
         for name, _ in work.wanted:
             assert name not in self.published, f"{name} is extracted again"
-            self.made[name] = self.made.get(name, 0) + 1
+            self.encoded[name] = self.encoded.get(name, 0) + 1
         heapq.heappush(running, (at + len(work.wanted) / RATE, worker, work))
 
     def again(self) -> int:
         """Return the encodings beyond one per picture: of shards that were lost with a worker, or not yet published."""
-        return sum(self.made.values()) - len(self.made)
+        return sum(self.encoded.values()) - len(self.encoded)
 
     def _make(self, work: ShardJob) -> ShardResult:
         names = [name for name, _ in work.wanted]
@@ -106,8 +106,8 @@ class Cluster:
 
 def grid_of(name: str) -> Grids:
     """Return a grid (1, 1, 2) float16 that is a function of the name."""
-    told = hashlib.sha256(name.encode()).digest()
-    return np.array([[[told[0], told[1]]]], dtype=np.float16)
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.array([[[digest[0], digest[1]]]], dtype=np.float16)
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--nights", type=int, default=30)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     describe()
     silence()
     print(
@@ -126,19 +126,19 @@ def main() -> None:
     )
     print("| --- " * 10 + "|")
     with tempfile.TemporaryDirectory() as folder:
-        _month(Path(folder), given)
+        _month(Path(folder), args)
     print("\nEach night every picture had one grid, its own, and none that was published was extracted again.")
 
 
-def _month(folder: Path, given: Any) -> None:
-    chance = random.Random(given.seed)
+def _month(folder: Path, args: Any) -> None:
+    chance = random.Random(args.seed)
     machine = MachineConfig(workspace=str(folder), device="cpu")
     workspace = Workspace(folder)
     workspace.prepare()
-    cluster = Cluster(given.workers, chance, GridStore(workspace.grids, IDENTITY))
+    cluster = Cluster(args.workers, chance, GridStore(workspace.grids, IDENTITY))
     pictures: dict[str, Path] = {}
-    for night in range(given.nights + 1):
-        new = given.pictures if night == 0 else chance.randrange(2 * given.added) * (night % 7 != 0)  # none on Sundays
+    for night in range(args.nights + 1):
+        new = args.pictures if night == 0 else chance.randrange(2 * args.added) * (night % 7 != 0)  # none on Sundays
         for name in chance.sample(sorted(pictures), len(pictures) // 100):
             del pictures[name]
         pictures |= {chance.randbytes(32).hex(): Path("photograph") for _ in range(new)}
@@ -183,8 +183,8 @@ def _check(
     read = GridReader(cluster.store, {digest: rows[digest] for digest in sample}).read(sample)
     for digest, grid in zip(sample, read, strict=True):
         assert np.array_equal(grid, grid_of(digest)), f"{digest} has the grid of another picture"
-    made = dict(cluster.made)
-    assert _night(pictures, machine, cluster, out) and cluster.made == made, (
+    encoded = dict(cluster.encoded)
+    assert _night(pictures, machine, cluster, out) and cluster.encoded == encoded, (
         "a run with nothing new extracted something"
     )
 

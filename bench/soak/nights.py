@@ -41,10 +41,10 @@ def main() -> None:
     arguments.add_argument("--nights", type=int, default=30)
     arguments.add_argument("--cut-every", type=int, default=7)
     arguments.add_argument("--folder", type=Path)
-    given = arguments.parse_args()
+    args = arguments.parse_args()
     describe()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        _month(Path(folder), sorted(given.photos.glob("*.jpg")), given.nights, given.cut_every)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        _month(Path(folder), sorted(args.photos.glob("*.jpg")), args.nights, args.cut_every)
 
 
 def _month(folder: Path, photos: list[Path], nights: int, cut_every: int) -> None:
@@ -85,15 +85,15 @@ def _write_config(folder: Path) -> None:
 
 
 def _write_photographs(folder: Path, photos: list[Path]) -> None:
-    place = folder / "photos" / "images"
-    place.mkdir(parents=True, exist_ok=True)
+    images = folder / "photos" / "images"
+    images.mkdir(parents=True, exist_ok=True)
     names = {path.name for path in photos}
-    for path in place.iterdir():
+    for path in images.iterdir():
         if path.name not in names:
             path.unlink()
     for path in photos:
-        if not (place / path.name).exists():
-            shutil.copyfile(path, place / path.name)
+        if not (images / path.name).exists():
+            shutil.copyfile(path, images / path.name)
     lines = "\n".join(f"{path.name},a photograph called {path.name[:3]}" for path in photos)
     (folder / "photos" / "captions.csv").write_text(f"image,caption\n{lines}\n")
 
@@ -151,10 +151,10 @@ def _below(processes: list[int]) -> list[int]:
         with contextlib.suppress(OSError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
-    found = list(processes)
-    for process in found:
-        found += [child for child in children.get(process, []) if child not in found]
-    return found
+    tree = list(processes)
+    for process in tree:
+        tree += [child for child in children.get(process, []) if child not in tree]
+    return tree
 
 
 def _nightly(api: str) -> list[str]:

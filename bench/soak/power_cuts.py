@@ -92,18 +92,18 @@ class Cut:
 
 def main() -> None:
     """Record a run, simulate power cuts, and print the outcomes."""
-    given = _arguments()
-    chance = random.Random(given.seed)
+    args = _arguments()
+    chance = random.Random(args.seed)
     describe()
     silence()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="attend-power-") as place:
         folder = Path(place) / "run"
-        alone = _run_alone(folder, given.defect)
+        alone = _run_alone(folder, args.defect)
         print(f"recorded {len(alone.calls):,} calls", flush=True)
-        cuts = _cuts(alone.calls, folder, given.cuts, chance)
+        cuts = _cuts(alone.calls, folder, args.cuts, chance)
         own = [number for number, cut in enumerate(cuts, 1) if cut.place in _PROGRAMS_OWN]
-        to_the_end = chance.sample(own, min(len(own), -(-given.cuts // 10)))
+        to_the_end = chance.sample(own, min(len(own), -(-args.cuts // 10)))
         for number, (cut, left) in enumerate(_lost(alone.calls, cuts, chance), 1):
             shutil.rmtree(folder)
             write_out(left.files, folder)
@@ -262,8 +262,8 @@ def _gone_on(folder: Path, alone: Alone, to_the_end: bool, where: str) -> Counte
         go(folder, alone)
     except (Exception, SystemExit) as error:
         text = str(error)  # the whole log of a program that failed
-        told = text if len(text) < 1500 else f"{text[:300]} ... {text[-1200:]}"
-        print(f"{where}: {how}: {type(error).__name__}: {told}", flush=True)
+        excerpt = text if len(text) < 1500 else f"{text[:300]} ... {text[-1200:]}"
+        print(f"{where}: {how}: {type(error).__name__}: {excerpt}", flush=True)
         return Counter([f"{how}, other results"])
     return Counter([f"{how}, results equal"])
 
@@ -271,8 +271,8 @@ def _gone_on(folder: Path, alone: Alone, to_the_end: bool, where: str) -> Counte
 def _run_to_the_scores(folder: Path, alone: Alone) -> None:
     """Run all stages up to the scores in this process. Raises AttendError if the results differ."""
     run_until(_config(folder), SCORES)
-    found = contents(folder, SCORES)
-    other = sorted(name for name in alone.scores.keys() | found.keys() if alone.scores.get(name) != found.get(name))
+    after = contents(folder, SCORES)
+    other = sorted(name for name in alone.scores.keys() | after.keys() if alone.scores.get(name) != after.get(name))
     if other:
         raise AttendError("; ".join(other))
 

@@ -90,8 +90,8 @@ class _Reader:
         """Return the effect of a call on files below the root."""
         if name in _UNKNOWN:
             raise SystemExit(f"{name}({arguments[:200]}: is not known to this bench")
-        found = self._by_name(name, arguments, result)
-        return [call for call in found if call.path.startswith(self.root) and not call.path.endswith("-shm")]
+        calls_of_line = self._by_name(name, arguments, result)
+        return [call for call in calls_of_line if call.path.startswith(self.root) and not call.path.endswith("-shm")]
 
     def _by_name(self, name: str, arguments: str, result: str) -> list[Call]:
         if name == "openat":
@@ -128,8 +128,8 @@ class _Reader:
         self._offsets.pop((opened[1], opened[2]), None)
         if "O_APPEND" not in arguments:
             self._offsets[opened[1], opened[2]] = 0
-        made = [Call("create", opened[2])] if "O_CREAT" in arguments else []
-        return [*made, Call("truncate", opened[2], 0)] if "O_TRUNC" in arguments else made
+        calls = [Call("create", opened[2])] if "O_CREAT" in arguments else []
+        return [*calls, Call("truncate", opened[2], 0)] if "O_TRUNC" in arguments else calls
 
     def _write(self, name: str, file: tuple[str, str], arguments: str, size: int) -> Call:
         if name == "sendfile":
@@ -149,8 +149,8 @@ class _Reader:
         opened = _FILE.match(source)
         assert opened is not None
         at = int(offset.strip("[]").partition("]")[0]) if offset != "NULL" else self._offsets[opened[1], opened[2]]
-        known = self.disk.names.get(opened[2])
-        whole = bytes(known.data) if known is not None else Path(opened[2]).read_bytes()
+        node = self.disk.names.get(opened[2])
+        whole = bytes(node.data) if node is not None else Path(opened[2]).read_bytes()
         return whole[at : at + size]
 
 

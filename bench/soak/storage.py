@@ -37,7 +37,7 @@ BUCKET, MLFLOW_BUCKET = "attend", "mlflow"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pictures", type=int, default=2000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     describe()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attend-storage-")))
@@ -49,7 +49,7 @@ def main() -> None:
             [_uv(), "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True
         )
         print("\n| machine | command | seconds | last line of output |\n| --- | --- | --- | --- |")
-        run = ["run", "demo", f"data.pictures={given.pictures}", f"machine.workspace=s3://{BUCKET}/night"]
+        run = ["run", "demo", f"data.pictures={args.pictures}", f"machine.workspace=s3://{BUCKET}/night"]
         for machine in ("first", "second"):
             _tell(machine, ours, run, scratch / machine, addresses)
         picture = next(iter((scratch / "first").rglob("*.png")))
@@ -63,10 +63,10 @@ def main() -> None:
 def _tell(machine: str, programs: Path, command: list[str], home: Path, addresses: dict[str, str]) -> None:
     """Run `attend` with its own empty home folder, and print its seconds and the last line of its output."""
     home.mkdir(exist_ok=True)
-    known = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "MLFLOW_DISABLE_TELEMETRY": "true", **addresses}
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "MLFLOW_DISABLE_TELEMETRY": "true", **addresses}
     began = time.perf_counter()
     done = subprocess.run(
-        [programs / "attend", *command], cwd=home, env=known, capture_output=True, text=True, check=False
+        [programs / "attend", *command], cwd=home, env=env, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"attend {' '.join(command)}: {done.stderr[-3000:]}")
@@ -95,8 +95,8 @@ def servers(scratch: Path) -> Iterator[dict[str, str]]:
                 f"s3://{MLFLOW_BUCKET}/artifacts",
             ),
         ]
-        known = {**os.environ, **KEYS, "MLFLOW_S3_ENDPOINT_URL": s3, "PATH": f"{programs}:{os.environ['PATH']}"}
-        stack.enter_context(running(command, port, scratch / "mlflow.log", known))
+        env = {**os.environ, **KEYS, "MLFLOW_S3_ENDPOINT_URL": s3, "PATH": f"{programs}:{os.environ['PATH']}"}
+        stack.enter_context(running(command, port, scratch / "mlflow.log", env))
         yield {**KEYS, "AWS_ENDPOINT_URL": s3, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
 
 

@@ -47,12 +47,12 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", help="such as cuda")
-    given = parser.parse_args()
+    args = parser.parse_args()
     describe()
     print("\n| grid | beam | textbook, pictures/s | ours, pictures/s | ratio | goal | words per caption |")
     print("| --- " * 7 + "|")
-    for name in given.rows:
-        _compare(name, ROWS[name], given.rounds, given.device)
+    for name in args.rows:
+        _compare(name, ROWS[name], args.rounds, args.device)
 
 
 def _compare(name: str, row: Row, rounds: int, device: str) -> None:
@@ -109,8 +109,8 @@ def _one_by_one(textbook: Textbook, grid: Tensor, beam: int) -> list[list[int]]:
 
 def _batched(decoder: Decoder, grid: Tensor, decoding: Decoding, size: int) -> list[list[int]]:
     speaking = decoder.for_inference()
-    found = [decode(speaking, part, decoding) for part in torch.split(grid, size)]
-    return [captions[0].tokens for part in found for captions in part]
+    results = [decode(speaking, part, decoding) for part in torch.split(grid, size)]
+    return [captions[0].tokens for part in results for captions in part]
 
 
 if __name__ == "__main__":

@@ -70,22 +70,22 @@ def row_of(name: str) -> Row:
 
 
 def main() -> None:
-    given = _arguments()
+    args = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        rows = [row_of(name) for name in given.rows]
-        folder = given.pictures or make_photographs(Path(scratch), max(row.pictures for row in rows))
+        rows = [row_of(name) for name in args.rows]
+        folder = args.pictures or make_photographs(Path(scratch), max(row.pictures for row in rows))
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-        wanted = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in files]
-        if given.memory:
-            print(_memory(wanted, given.memory, Path(scratch)))
+        photographs = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in files]
+        if args.memory:
+            print(_memory(photographs, args.memory, Path(scratch)))
             return
         describe()
         print(f"{len(files)} pictures of {sum(path.stat().st_size for path in files) / len(files) / 1024:.0f} KB")
         print("\n| backbone | form | pictures/s | ratio | goal | share of the bound | share of the forward pass |")
         print("| --- " * 7 + "|")
         for row in rows:
-            _compare(row, wanted[: row.pictures], given, Path(scratch))
-        if not given.without_memory:
+            _compare(row, photographs[: row.pictures], args, Path(scratch))
+        if not args.without_memory:
             for count in (1_000, 20_000):
                 print(f"peak memory, {count:,} pictures: {_memory_of(count, folder):,.0f} MiB")
 
@@ -126,8 +126,8 @@ class Files(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, place: int) -> Tensor:
-        pixels: Tensor = self.transform(Image.open(self.files[place]).convert("RGB"))
+    def __getitem__(self, index: int) -> Tensor:
+        pixels: Tensor = self.transform(Image.open(self.files[index]).convert("RGB"))
         return pixels
 
 
@@ -172,22 +172,22 @@ class Pipeline:
         self.encoder = Encoder(tame_network(row.backbone), precision, device, compile_for=batch)
         self.scratch = scratch
 
-    def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
+    def run(self, photographs: list[tuple[str, Path]]) -> GridStore:
         store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
         store.open()
 
-        def publish(made: ShardResult) -> None:
-            assert made.draft is not None
-            store.publish(made.draft)
+        def publish(result: ShardResult) -> None:
+            assert result.draft is not None
+            store.publish(result.draft)
 
-        make_shards(jobs_of(wanted, store, self.grids, self.machine), store, self.encoder, publish)
+        make_shards(jobs_of(photographs, store, self.grids, self.machine), store, self.encoder, publish)
         return store
 
-    def decode(self, wanted: list[tuple[str, Path]]) -> list[Pixels]:
+    def decode(self, photographs: list[tuple[str, Path]]) -> list[Pixels]:
         """Only read, decode and resize."""
         size = self.grids.image_size
         with decoders(self.machine) as pool:
-            return list(pool.map(lambda item: resize(decode(item[1].read_bytes()), size, "squash"), wanted))
+            return list(pool.map(lambda item: resize(decode(item[1].read_bytes()), size, "squash"), photographs))
 
     def forward(self, pixels: list[Pixels]) -> None:
         """Only run the forward pass."""
@@ -196,29 +196,27 @@ class Pipeline:
             self.encoder(as_batch(pixels[at : at + step]))
 
 
-def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path) -> None:
+def _compare(row: Row, photographs: list[tuple[str, Path]], args: Any, scratch: Path) -> None:
     backbone = tame_network(row.backbone)
-    pipelines = {
-        precision: Pipeline(row, precision, given.compile, scratch, given.device) for precision in precisions()
-    }
-    files = [path for _, path in wanted]
+    pipelines = {precision: Pipeline(row, precision, args.compile, scratch, args.device) for precision in precisions()}
+    files = [path for _, path in photographs]
     out = scratch / "plain.h5"
-    pixels = pipelines["float32"].decode(wanted)
+    pixels = pipelines["float32"].decode(photographs)
     best: dict[str, float] = {}
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         timed(best, "plain", lambda: _plain(backbone, files, row.size, out))
-        timed(best, "decode", lambda: pipelines["float32"].decode(wanted))
+        timed(best, "decode", lambda: pipelines["float32"].decode(photographs))
         for precision, pipeline in pipelines.items():
             timed(best, f"forward {precision}", lambda pipeline=pipeline: pipeline.forward(pixels))  # type: ignore[misc]
-            timed(best, precision, lambda pipeline=pipeline: pipeline.run(wanted))  # type: ignore[misc]
-    _check(out, pipelines, wanted)
-    rates = {form: len(wanted) / seconds for form, seconds in best.items()}
+            timed(best, precision, lambda pipeline=pipeline: pipeline.run(photographs))  # type: ignore[misc]
+    _check(out, pipelines, photographs)
+    rates = {form: len(photographs) / seconds for form, seconds in best.items()}
     _tell(row, "plain loop", rates["plain"])
     _tell(row, "decode alone", rates["decode"])
-    for place, precision in enumerate(precisions()):
+    for index, precision in enumerate(precisions()):
         rate, forward = rates[precision], rates[f"forward {precision}"]
         bound = 1 / (1 / forward + 1 / rates["decode"])
-        goal = f"{row.goals[place]}" if row.goals else ""
+        goal = f"{row.goals[index]}" if row.goals else ""
         _tell(row, f"forward alone, {precision}", forward)
         _tell(
             row, precision, rate, f"{rate / rates['plain']:.1f}", goal, f"{rate / bound:.0%}", f"{rate / forward:.0%}"
@@ -230,13 +228,13 @@ def _tell(row: Row, form: str, rate: float, *cells: str) -> None:
     print("| " + " | ".join([f"{row.backbone}, {row.size} px", form, f"{rate:,.1f}", *cells]) + " |", flush=True)
 
 
-def _check(out: Path, pipelines: Mapping[Precision, Pipeline], wanted: list[tuple[str, Path]]) -> None:
+def _check(out: Path, pipelines: Mapping[Precision, Pipeline], photographs: list[tuple[str, Path]]) -> None:
     """Raise SystemExit if the pipeline's grids differ from those of the plain loop."""
     with h5py.File(out, "r") as file:
         plain = file["grid"][:].astype(np.float32)
     for precision, pipeline in pipelines.items():
-        store = pipeline.run(wanted)
-        ours = GridReader(store, store.rows()[0]).read([digest for digest, _ in wanted]).astype(np.float32)
+        store = pipeline.run(photographs)
+        ours = GridReader(store, store.rows()[0]).read([digest for digest, _ in photographs]).astype(np.float32)
         error = float(np.linalg.norm(ours - plain) / np.linalg.norm(plain))
         print(f"{precision}: its grids differ from the plain loop's by {error:.1e}", flush=True)
         if error > (1e-2 if precision == "float32" else 1e-1):
@@ -258,10 +256,10 @@ def _memory_of(count: int, folder: Path) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _memory(wanted: list[tuple[str, Path]], count: int, scratch: Path) -> float:
+def _memory(photographs: list[tuple[str, Path]], count: int, scratch: Path) -> float:
     """Return the peak memory in MiB that `count` pictures need in addition to the encoder."""
     pipeline = Pipeline(ROWS["regnet"], "float32", False, scratch, "cpu")
-    return peak_memory(lambda: pipeline.run([wanted[place % len(wanted)] for place in range(count)]))
+    return peak_memory(lambda: pipeline.run([photographs[index % len(photographs)] for index in range(count)]))
 
 
 if __name__ == "__main__":

@@ -31,26 +31,26 @@ def main() -> None:
     arguments.add_argument("--pictures", type=int, nargs="+", default=[6_000, 120_000])
     arguments.add_argument("--captions", type=int, default=5)
     arguments.add_argument("--number", type=int, default=60)
-    given = arguments.parse_args()
+    args = arguments.parse_args()
     describe()
     print("\n| pictures | MB | look-up alone, ms | in a batch, ms | ranking, ms | with a copy, ms |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
-    for pictures in given.pictures:
-        memory = _memory(pictures, given.captions)
+    for pictures in args.pictures:
+        memory = _memory(pictures, args.captions)
         with tempfile.TemporaryDirectory() as scratch:
             memory.save(Path(scratch))
             size = sum(path.stat().st_size for path in Path(scratch).iterdir())
         queries = memory.vectors[:_BATCH].astype(np.float32)
-        near = memory.look_up(queries, given.number)
-        kept = memory.captions
-        assert kept is not None
-        found = [_beam(kept, number) for number in range(_BATCH)]
+        near = memory.look_up(queries, args.number)
+        stored = memory.captions
+        assert stored is not None
+        candidates = [_beam(stored, number) for number in range(_BATCH)]
 
         def ranked(lengths: range) -> Callable[[], object]:
-            return lambda: consult(kept, near, found, 0.1, lengths)  # noqa: B023
+            return lambda: consult(stored, near, candidates, 0.1, lengths)  # noqa: B023
 
-        alone = _milliseconds(lambda: memory.look_up(queries[:1], given.number))  # noqa: B023
-        together = _milliseconds(lambda: memory.look_up(queries, given.number)) / _BATCH  # noqa: B023
+        alone = _milliseconds(lambda: memory.look_up(queries[:1], args.number))  # noqa: B023
+        together = _milliseconds(lambda: memory.look_up(queries, args.number)) / _BATCH  # noqa: B023
         plain, copied = (_milliseconds(ranked(lengths)) / _BATCH for lengths in (range(0), ANY_LENGTH))
         print(
             f"| {pictures:,} | {size / 1e6:.1f} | {alone:.2f} | {together:.2f} | {plain:.2f} | {copied:.2f} |",
@@ -68,18 +68,18 @@ def _memory(pictures: int, captions: int) -> Memory:
         np.concatenate([ngrams(rows, order)[0].ravel() for order in range(1, 5)]), return_counts=True
     )
     frequencies = Frequencies(keys[counts > 1], counts[counts > 1].astype(np.float64), pictures)
-    kept = StoredCaptions.make(
+    stored = StoredCaptions.make(
         rows.ravel().astype(np.uint16), np.full(len(rows), _WORDS + 1), np.full(pictures, captions), frequencies
     )
     identity = np.eye(_SIZE, dtype=np.float32)
     return Memory(
-        np.zeros((1, 1, _SIZE), np.float32), np.zeros(_SIZE, np.float32), identity, vectors.astype(np.float16), kept
+        np.zeros((1, 1, _SIZE), np.float32), np.zeros(_SIZE, np.float32), identity, vectors.astype(np.float16), stored
     )
 
 
-def _beam(kept: StoredCaptions, picture: int) -> list[Caption]:
+def _beam(stored: StoredCaptions, picture: int) -> list[Caption]:
     """Return captions of some pictures in the form that a search returns."""
-    rows = kept.of(np.arange(_BEAM) + picture).tokens
+    rows = stored.of(np.arange(_BEAM) + picture).tokens
     return [Caption(row[row > END].tolist(), -10.0, True) for row in rows[:_BEAM]]
 
 

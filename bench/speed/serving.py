@@ -46,27 +46,27 @@ def main() -> None:
     arguments.add_argument("--model")
     arguments.add_argument("--seconds", type=float, default=20.0)
     arguments.add_argument("--beam", type=int, default=3)
-    given = arguments.parse_args()
-    workspace = given.workspace.absolute()
+    args = arguments.parse_args()
+    workspace = args.workspace.absolute()
     describe()
-    uri = find(given.model, workspace).address
-    files = picture_files(given.pictures)[:_PICTURES]
-    bodies = [request(file.read_bytes(), given.beam) for file in files]
-    said: dict[str, dict[int, str]] = {}
-    print(f"\n{uri}, beam {given.beam}, {given.seconds:.0f} s each\n")
+    uri = find(args.model, workspace).address
+    files = picture_files(args.pictures)[:_PICTURES]
+    bodies = [request(file.read_bytes(), args.beam) for file in files]
+    captions: dict[str, dict[int, str]] = {}
+    print(f"\n{uri}, beam {args.beam}, {args.seconds:.0f} s each\n")
     print("| server | clients | requests/s | ratio | p50, ms | ratio | p95, ms | errors | different captions |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     first: dict[int, tuple[float, float]] = {}  # by how many clients: requests/s and p50 of the first server
     for name, command in servers(uri, workspace).items():
         with running(command, workspace) as port:
-            said[name] = load(port, bodies, len(bodies), 4, math.inf)[2]
+            captions[name] = load(port, bodies, len(bodies), 4, math.inf)[2]
             for clients in _CLIENTS:
-                seconds, errors, _ = load(port, bodies, sys.maxsize, clients, given.seconds)
-                rate = len(seconds) / given.seconds
+                seconds, errors, _ = load(port, bodies, sys.maxsize, clients, args.seconds)
+                rate = len(seconds) / args.seconds
                 cut = statistics.quantiles(seconds, n=100)
                 of_torch = first.setdefault(clients, (rate, cut[49]))
-                in_torch = next(iter(said.values()))
-                differing = sum(said[name][number] != in_torch[number] for number in in_torch)
+                in_torch = next(iter(captions.values()))
+                differing = sum(captions[name][number] != in_torch[number] for number in in_torch)
                 ratios = rate / of_torch[0], cut[49] / of_torch[1]
                 print(
                     f"| {name} | {clients} | {rate:.1f} | {ratios[0]:.2f} | {1000 * cut[49]:.0f} | {ratios[1]:.2f} "
@@ -93,8 +93,8 @@ def servers(uri: str, workspace: Path) -> dict[str, list[str]]:
 
 
 @contextmanager
-def running(command: list[str], workspace: Path, place: Path | None = None) -> Iterator[int]:
-    """Run a server in a separate process on a free port, and wait until it is ready. place: the folder it runs in."""
+def running(command: list[str], workspace: Path, folder: Path | None = None) -> Iterator[int]:
+    """Run a server in a separate process on a free port, and wait until it is ready. folder: it runs in this one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -107,7 +107,7 @@ def running(command: list[str], workspace: Path, place: Path | None = None) -> I
     process = subprocess.Popen(
         [*command, "--port", str(port)],
         env=environment,
-        cwd=place,
+        cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -142,7 +142,7 @@ def load(
     It ends after a number of requests or seconds.
     """
     lasted: list[float] = []
-    said: dict[int, str] = {}
+    captions: dict[int, str] = {}
     errors = [0]
     taken = iter(range(most))
     lock = threading.Lock()
@@ -160,22 +160,22 @@ def load(
                 "POST", "/invocations", bodies[number % len(bodies)], {"Content-Type": "application/json"}
             )
             response = connection.getresponse()
-            told = response.read()
+            body = response.read()
             lasted.append(time.perf_counter() - begun)
             if response.status != 200:
                 errors[0] += 1
                 continue
-            (row,) = json.loads(told)["predictions"]
+            (row,) = json.loads(body)["predictions"]
             if row["error"] is not None:
                 errors[0] += 1
-            said[number % len(bodies)] = row["caption"]
+            captions[number % len(bodies)] = row["caption"]
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return lasted, errors[0], said
+    return lasted, errors[0], captions
 
 
 if __name__ == "__main__":

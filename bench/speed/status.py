@@ -35,20 +35,20 @@ LIMITS = {"status": (1.0, 300), "run": (3.0, None)}  # seconds, MiB
 
 
 def main() -> None:
-    given = _arguments()
-    if given.make:
-        _make(given.folder, given.pictures)
+    args = _arguments()
+    if args.make:
+        _make(args.folder, args.pictures)
         return
     with tempfile.TemporaryDirectory(prefix="attend-status-") as scratch:
-        folder = given.folder or Path(scratch)
+        folder = args.folder or Path(scratch)
         config = folder / "many.yaml"
         if not config.exists():
             # In a process of its own: a child's peak memory begins with that of its parent.
             subprocess.run(
-                [sys.executable, "-m", "bench.speed.status", "--make", *_place(folder, given.pictures)], check=True
+                [sys.executable, "-m", "bench.speed.status", "--make", *_place(folder, args.pictures)], check=True
             )
         print(
-            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {given.pictures:,} pictures"
+            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.pictures:,} pictures"
         )
         missed = False
         for command in (["status"], ["run", "--until", "remember"]):  # the report needs photographs
@@ -122,11 +122,11 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
         [sys.executable, "-m", "flows.commands.cli", *arguments], stdout=subprocess.PIPE, env=environment
     )
     assert process.stdout is not None
-    said = process.stdout.read().decode()
+    output = process.stdout.read().decode()
     _, status, used = os.wait4(process.pid, 0)
     seconds = time.monotonic() - began
-    if status != 0 or "fresh       remember" not in said:
-        raise SystemExit(f"attend {' '.join(arguments)}: {said}")
+    if status != 0 or "fresh       remember" not in output:
+        raise SystemExit(f"attend {' '.join(arguments)}: {output}")
     return seconds, used.ru_maxrss / 1024
 
 

@@ -78,16 +78,16 @@ class Textbook(nn.Module):
             embedded = self.shared.embed(words[:, -1])
             logits, hidden, cell = self._step(rows, weight, embedded, hidden, cell)
             logits[:, [NULL, START, UNK]] = -torch.inf
-            found = scores + functional.log_softmax(logits, dim=1)
-            vocabulary = found.shape[1]
-            best, index = (found[0] if step == 0 else found.view(-1)).topk(2 * beam)
+            totals = scores + functional.log_softmax(logits, dim=1)
+            vocabulary = totals.shape[1]
+            best, index = (totals[0] if step == 0 else totals.view(-1)).topk(2 * beam)
             parents, last = index // vocabulary, index % vocabulary
-            for place in (last[:beam] == END).nonzero().flatten().tolist():
-                ended.append((float(best[place]), words[parents[place], 1:].tolist()))
+            for row in (last[:beam] == END).nonzero().flatten().tolist():
+                ended.append((float(best[row]), words[parents[row], 1:].tolist()))
             going = (last != END).nonzero().flatten()[:beam]
-            kept = parents[going]
-            words = torch.cat([words[kept], last[going].unsqueeze(1)], dim=1)
-            scores, hidden, cell = best[going].unsqueeze(1), hidden[kept], cell[kept]
+            live_parents = parents[going]
+            words = torch.cat([words[live_parents], last[going].unsqueeze(1)], dim=1)
+            scores, hidden, cell = best[going].unsqueeze(1), hidden[live_parents], cell[live_parents]
             if ended and max(ended)[0] >= float(scores.max()):
                 break
         return max(ended)[1] if ended else words[0, 1:].tolist()

@@ -62,18 +62,18 @@ COMPILED = ", compiled"
 
 
 def main() -> None:
-    given = _arguments()
-    torch.set_num_threads(given.threads)
-    if given.memory:
-        print(_memory(Problem(ROWS[given.rows[0]]), given.memory))
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    if args.memory:
+        print(_memory(Problem(ROWS[args.rows[0]]), args.memory))
         return
     describe()
     for precision in precisions():
         print(f"matrix product peak, {precision}: {_peak(precision):.0f} GFLOP/s")
     print("\n| grid | form | seconds | tokens/s | ratio | goal | share of the peak | peak memory |")
     print("| --- " * 8 + "|")
-    for name in given.rows or ROWS:
-        _compare(name, given)
+    for name in args.rows or ROWS:
+        _compare(name, args)
 
 
 def _arguments() -> Any:
@@ -174,8 +174,8 @@ class StubBatches:
         return batch.to(device)
 
 
-def _compare(name: str, given: Any) -> None:
-    problem, other = (Problem(ROWS[name], given.device) for _ in range(2))
+def _compare(name: str, args: Any) -> None:
+    problem, other = (Problem(ROWS[name], args.device) for _ in range(2))
     plain: dict[str, Callable[[], float]] = {form: problem.step(form) for form in precisions()}
     steps = {"textbook": problem.step("textbook"), **plain}
     truth = problem.from_here(steps["textbook"])
@@ -184,7 +184,7 @@ def _compare(name: str, given: Any) -> None:
     _check(other, compiled, truth)
     steps |= compiled
     seconds = dict.fromkeys(steps, float("inf"))
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         for form, step in steps.items():
             began = time.perf_counter()
             step()
@@ -196,8 +196,8 @@ def _compare(name: str, given: Any) -> None:
         peak = _peak(precision)
         share = problem.flops(form) / taken / 1e9 / peak
         ratio, goal = f"{seconds['textbook'] / taken:.1f}", ("" if form == "textbook" else goals[precision] or "")
-        told = [name, form, f"{taken:.3f}", f"{tokens / taken:,.0f}", ratio, str(goal), f"{share:.0%}"]
-        print("| " + " | ".join([*told, _memory_of(name, form)]) + " |", flush=True)
+        cells = [name, form, f"{taken:.3f}", f"{tokens / taken:,.0f}", ratio, str(goal), f"{share:.0%}"]
+        print("| " + " | ".join([*cells, _memory_of(name, form)]) + " |", flush=True)
 
 
 def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple[float, dict[str, Tensor]]) -> None:
@@ -206,8 +206,8 @@ def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple
     # The keys' bias moves all scores alike: its gradient is nothing but rounding.
     sizes = {name: float(value.norm()) for name, value in gradients.items() if name != "attention.key.bias"}
     for form, step in steps.items():
-        own, found = problem.from_here(step)
-        worst = max(float((found[name] - gradients[name]).norm()) / size for name, size in sizes.items())
+        own, textbook = problem.from_here(step)
+        worst = max(float((textbook[name] - gradients[name]).norm()) / size for name, size in sizes.items())
         print(f"{form}: its loss differs by {abs(own - loss) / loss:.0e}, its gradients by {worst:.0e}", flush=True)
         most = (1e-6, 1e-4) if form.startswith("float32") else (1e-3, 5e-2)
         if abs(own - loss) / loss > most[0] or worst > most[1]:
@@ -239,8 +239,8 @@ def _memory(problem: Problem, form: str) -> float:
 
 def _memory_of(name: str, form: str) -> str:
     command = [sys.executable, "-m", "bench.speed.training_step", name, "--memory", form]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return f"{float(found):,.0f} MiB"
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return f"{float(output):,.0f} MiB"
 
 
 if __name__ == "__main__":

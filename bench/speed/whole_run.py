@@ -47,15 +47,15 @@ def main() -> None:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=3)
-    given = parser.parse_args()
+    args = parser.parse_args()
     describe()
     print("\n| run | backbone in the loop, s | pipeline, s | ratio | extraction alone |")
     print("| --- " * 5 + "|")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        _subset(given.data, folder / "data", given.pictures)
+        _subset(args.data, folder / "data", args.pictures)
         for name, rate in zip(("first", "second"), RATES, strict=True):
-            config = _config(given, folder, rate)
+            config = _config(args, folder, rate)
             for stage in ("ingest", "tensorise"):
                 run_one(config, stage)
             extraction, whole, losses = _pipeline(config)
@@ -69,23 +69,23 @@ def _subset(data: Path, folder: Path, pictures: int) -> None:
     """Return a folder like Flickr8k's with the given number of train pictures and DEV dev pictures."""
     folder.mkdir()
     (folder / "images").symlink_to(data / "images")
-    kept: set[str] = set()
+    digests: set[str] = set()
     for split, count in (("train", pictures), ("dev", DEV)):
         names = (data / f"Flickr_8k.{split}Images.txt").read_text(encoding="utf-8").split()[:count]
         (folder / f"Flickr_8k.{split}Images.txt").write_text("\n".join(names), encoding="utf-8")
-        kept.update(names)
+        digests.update(names)
     lines = (data / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
-    chosen = [line for line in lines if line.partition("#")[0] in kept]
+    chosen = [line for line in lines if line.partition("#")[0] in digests]
     (folder / "Flickr8k.token.txt").write_text("\n".join(chosen), encoding="utf-8")
 
 
-def _config(given: Any, folder: Path, rate: float) -> Config:
+def _config(args: Any, folder: Path, rate: float) -> Config:
     values = {
         "name": "whole",
         "data": {"adapter": "flickr8k", "path": str(folder / "data")},
-        "grids": {"backbone": "mobilenet_v2", "weights": str(given.weights), "image_size": 224},
+        "grids": {"backbone": "mobilenet_v2", "weights": str(args.weights), "image_size": 224},
         "decoder": {"name": "show_attend_tell"},
-        "training": {"epochs": given.epochs, "precision": precisions()[-1], "learning_rate": rate},
+        "training": {"epochs": args.epochs, "precision": precisions()[-1], "learning_rate": rate},
         "machine": {"workspace": str(folder / "workspace")},
     }
     return validate(values, "whole")
@@ -136,8 +136,8 @@ class LoopDev(Dev):
 def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
     """Return the seconds and the loss of each epoch."""
     out.mkdir()
-    made = planned(config, "tensorise").by_kind
-    manifest, tokens = made["ingest"].path, made["tensorise"].path
+    artifacts = planned(config, "tensorise").by_kind
+    manifest, tokens = artifacts["ingest"].path, artifacts["tensorise"].path
     began = time.perf_counter()
     vocabulary = read_vocabulary(tokens)
     encoder = Encoder(load_backbone(config.grids), config.grids.precision)

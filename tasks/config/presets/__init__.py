@@ -74,12 +74,8 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
         check_known(preset, "preset", files)
         path = files[preset]
     base = resolve_preset({"name": path.stem, **_read_with_paths(path)}, (*ancestors, preset))
-    theirs, ours = base.get("data"), values.get("data")
-    if (
-        isinstance(theirs, dict)
-        and isinstance(ours, dict)
-        and ours.get("adapter", "") not in ("", theirs.get("adapter"))
-    ):
+    theirs, own = base.get("data"), values.get("data")
+    if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
         base = {**base, "data": {}}  # an adapter's settings do not apply to another
     return merged(base, values)
 
