@@ -106,9 +106,9 @@ def load(
     """Load a captioner.
 
     model: `models:/NAME@ALIAS` or `models:/NAME/VERSION` in the MLflow store of the workspace, or a folder written by
-    `attend export`. Default: the champion that was promoted last. workspace: a folder or URL. Default:
-    ATTEND_WORKSPACE, else ./workspace. runtime: `torch`, `onnx`, `onnx-float16` or `onnx-int8`; default: the first that
-    the model was registered with. Raises AttendError if there is no such model.
+    `attend export`. Default: the champion promoted last, or that of `attend models use`. workspace: a folder or URL.
+    Default: ATTEND_WORKSPACE, else ./workspace. runtime: `torch`, `onnx`, `onnx-float16` or `onnx-int8`; default: the
+    first that the model was registered with. Raises AttendError if there is no such model.
     """
     from tasks.config.machine import MachineConfig
     from tasks.mlflow_store.logged_model import load_captioner

@@ -62,7 +62,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
     wheel = build(scratch)
     subprocess.run([_UV, "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True)
     body = json.dumps({"inputs": [base64.b64encode(photograph).decode() for photograph in photographs]})
-    (scratch / "requested.json").write_text(body, encoding="utf-8")
+    (scratch / "request.json").write_text(body, encoding="utf-8")
     for index, photograph in enumerate(photographs):
         (scratch / f"{index:02d}").write_bytes(photograph)
     names = [str(scratch / f"{index:02d}") for index in range(len(photographs))]
@@ -80,7 +80,7 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
         "-m",
         uri,
         "-i",
-        "requested.json",
+        "request.json",
         "-o",
         "said.json",
         "-t",
@@ -94,10 +94,10 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
     }
     for name, command in servers.items():
         with running([str(part) for part in command], workspace, scratch) as port:
-            requested = urllib.request.Request(
+            request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/invocations", body.encode(), {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(requested, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 result[name] = captions_of(json.load(answer))
     caption: list[str | Path] = [
         ours / "attend",

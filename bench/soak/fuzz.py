@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 _WORKERS = 2
-_BATCH = 250  # inputs that a worker is requested for at once
+_BATCH = 250  # inputs that a worker is asked for at once
 _SILENCE = 60.0  # seconds, after which a worker is taken to hang in code that no signal interrupts
 _MEMORY = 6 * 2**30  # bytes of a worker's data, with its libraries
 _PLANTED = {

@@ -7,7 +7,7 @@ A ROW is a name in ROWS, or BACKBONE@SIZE, such as timm:convnext_small.in12k_ft_
 The plain loop is the textbook form: Pillow and torchvision's transforms in a DataLoader, the eager network, rows
 written to an HDF5 file. The bound is 1 / (1 / forward + 1 / decode), both measured here over the same pictures with all
 cores. All forms take turns; the fastest of their rounds counts. Without --pictures, photographs of 500 x 375 px are
-generated: noise with the spectrum of natural pictures, about 60 KB each.
+generated: noise with the spectrum of natural pictures, 49 KB each.
 """
 
 from __future__ import annotations

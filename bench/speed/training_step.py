@@ -151,13 +151,13 @@ class Problem:
         """Return the FLOPs of the step's matrix products: forward, weight gradients, and input gradients if learned."""
         size, decoder = self.row, self.decoder
         positions = (size.side if form == "textbook" else size.native or size.side) ** 2
-        hidden, requested = int(decoder.hidden_gates.in_features), int(decoder.attention.query.out_features)
+        hidden, attention_size = int(decoder.hidden_gates.in_features), int(decoder.attention.query.out_features)
         rows = size.pictures * CAPTIONS * LENGTH
         keyed = rows if form == "textbook" else size.pictures
-        a_row = 3 * hidden * (requested + size.channels + 4 * hidden)  # query, gate, W_h
+        a_row = 3 * hidden * (attention_size + size.channels + 4 * hidden)  # query, gate, W_h
         a_row += 3 * 4 * hidden * (size.channels + decoder.embed.embedding_dim)  # W_z, W_x
         a_row += 3 * hidden * size.vocabulary + 2 * positions * size.channels  # words, context
-        total: float = 2.0 * (rows * a_row + 2 * keyed * positions * size.channels * requested)
+        total: float = 2.0 * (rows * a_row + 2 * keyed * positions * size.channels * attention_size)
         return total
 
 

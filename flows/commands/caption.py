@@ -56,7 +56,7 @@ def caption(
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Caption pictures with a registered or exported model (by default the champion promoted last)."""
+    """Caption pictures with a registered or exported model (by default the champion: see `attend models use`)."""
     from flows.registered.caption import print_captions, write_captions_file
 
     if otherwise is not None and min_confidence is None:

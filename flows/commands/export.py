@@ -15,7 +15,7 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="folder to write; it must not exist yet")],
     model: Annotated[
         str | None,
-        typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION; default: the champion promoted last"),
+        typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION; default: see `attend models use`"),
     ] = None,
     runtime: Annotated[Runtime, typer.Option(help="what the folder runs on")] = "onnx",
     workspace: WorkspaceOption = Path("workspace"),

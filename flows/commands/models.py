@@ -180,11 +180,11 @@ def promote(
 @app.command()
 def use(
     model: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="name of a registered model; default: the one promoted last")
+        str | None, typer.Argument(metavar="NAME", help="model name; default: the one promoted last")
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Set the registered model whose champion `caption` and `serve` use without --model."""
+    """Set the model whose champion `caption`, `serve` and `export` use by default; without NAME, the one promoted last."""
     from tasks.mlflow_store.versions import fix_model
 
     fix_model(workspace, model)

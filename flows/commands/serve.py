@@ -37,7 +37,7 @@ def serve(
     drain: Annotated[float, typer.Option(help="seconds to keep answering after SIGTERM, while /ready returns 503")] = 5,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Serve a registered model over HTTP, with a web page to try it (by default the champion promoted last)."""
+    """Serve a registered model over HTTP, with a page to try it (by default the champion: see `attend models use`)."""
     if not 1 <= refresh <= 86_400:  # NaN is refused too
         raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
     if not 0 <= drain <= 600:

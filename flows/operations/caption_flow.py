@@ -16,7 +16,7 @@ def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: i
     """Bring `out` (.csv, .jsonl or .parquet) up to date with the pictures. Returns a summary in one line.
 
     pictures: a folder, a pattern, or a Parquet file with a column of encoded pictures. model: `models:/NAME@ALIAS` or
-    `models:/NAME/VERSION`; by default the champion promoted last. beam: the beam width; by default the model's.
+    `models:/NAME/VERSION`; by default the champion in use. beam: the beam width; by default the model's.
     """
     show_log()
     workspace = MachineConfig().folder

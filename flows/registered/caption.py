@@ -68,7 +68,7 @@ def print_captions(
 ) -> int:
     """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
-    sources: files, folders or patterns. model: an MLflow address; None for the champion promoted last. decoding:
+    sources: files, folders or patterns. model: an MLflow address; None for the champion in use. decoding:
     options that replace the model's. attention: a PNG file for a drawing of the alphas of each word, for a single
     picture. runtime: of the model; None for its first one. Raises AttendError for arguments that cannot be used.
     """
@@ -116,8 +116,8 @@ def write_captions_file(
 ) -> CaptionCounts:
     """Write the captions of these pictures to a .csv, .jsonl or .parquet file, with a row of `SCHEMA` per picture.
 
-    sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion promoted
-    last. runtime: of the model; None for its first one. Pictures that the same version captioned with the same
+    sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion in
+    use. runtime: of the model; None for its first one. Pictures that the same version captioned with the same
     `decoding` in an earlier run are not captioned again, and rows of other pictures are kept. New captions are first
     written to parts beside the file, so that the next run continues a killed one, and are merged into the file at the
     end. Raises AttendError for arguments that cannot be used.

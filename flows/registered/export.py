@@ -22,7 +22,7 @@ from tasks.mlflow_store.versions import find, version_of_address
 def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: Path) -> int:
     """Write a registered version for a runtime into a new folder, and return the bytes written.
 
-    model: an address in MLflow's registry; None for the champion promoted last. runtime: if the version was not
+    model: an address in MLflow's registry; None for the champion in use. runtime: if the version was not
     registered for it, it is exported now. Raises AttendError if there is no such model, it cannot be exported, or
     `folder` already exists and is not an empty folder.
     """

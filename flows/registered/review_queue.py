@@ -21,7 +21,7 @@ from tasks.review.queue import Question, Shares, choose
 class QueueOptions:
     """The options of a queue of questions.
 
-    folder: of the photographs. model: an MLflow address; None for the champion promoted last. number: of questions, at
+    folder: of the photographs. model: an MLflow address; None for the champion in use. number: of questions, at
     most. answers: the file of earlier answers; their pictures are not asked about again. runtime: of the model; None
     for its first one.
     """

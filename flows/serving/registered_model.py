@@ -15,7 +15,7 @@ class RegisteredModel(Served):
     """The version that an address currently names."""
 
     def __init__(self, model: str | None, workspace: Path, seconds: float, runtime: Runtime | None = None) -> None:
-        """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last.
+        """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion in use.
 
         seconds: the interval between checks whether the address names another version. runtime: None for the first of
         the version's runtimes.

@@ -324,8 +324,8 @@ class RegistryConfig(Section):
         None,
         ge=0,
         le=1,
-        description="minimum share of a version's captions that are likelier for their own picture than for each of a "
-        "hundred others, such as 0.1; captions that have nothing to do with their pictures reach 0.01",
+        description="minimum share of a version's captions that are likelier for their own picture than for each of up "
+        "to 100 others, such as 0.1; captions that have nothing to do with their pictures reach 0.01",
     )
     max_slice_loss: Annotated[float | None, NotInKey()] = Field(
         None,

@@ -1,4 +1,4 @@
-"""UnusualCaption captions: in another script or language than the others, or of another length."""
+"""Unusual captions: in another script or language than the others, or of another length."""
 
 from __future__ import annotations
 

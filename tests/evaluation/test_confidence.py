@@ -122,7 +122,7 @@ def test_where_dev_is_scored_each_half_is_judged_by_the_other(tmp_path: Path) ->
     assert captioner.confidence is not None
     features = np.array([[row[name] for name in FEATURES] for row in table], np.float32)
     whole = captioner.confidence(features).tolist()
-    # The model's own was fitted to both halves, so it differs from what each half was scores by.
+    # The model's own was fitted to both halves, so it differs from what each half was judged by.
     assert max(abs(row["confidence"] - own) for row, own in zip(table, whole, strict=True)) > 1e-4
 
 

@@ -1,4 +1,4 @@
-"""People correct captions: what they are asked, what becomes of their answers, and what the summarise say of them."""
+"""People correct captions: what they are asked, what becomes of their answers, and what the summary says of them."""
 
 from __future__ import annotations
 
