@@ -540,15 +540,15 @@ def _read_port(text: str, _: Path) -> object:
 @functools.cache
 def _pictures() -> tuple[bytes, ...]:
     modes = {"RGB": ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"), "P": ("PNG", "GIF"), "RGBA": ("PNG", "WEBP"), "I;16": ("PNG", "TIFF"), "CMYK": ("JPEG",), "1": ("PNG", "BMP"), "F": ("TIFF",)}  # fmt: skip
-    made = []
+    results = []
     for mode, forms in modes.items():
         image = Image.new("I;16", (9, 8)) if mode == "I;16" else _TINY.resize((9, 8)).convert(mode)
-        made += [encoded(form, image) for form in forms]
+        results += [encoded(form, image) for form in forms]
     exif = Image.Exif()
     exif[0x0112] = 6
     out = io.BytesIO()
     _TINY.save(out, "JPEG", exif=exif, progressive=True)
-    return (*made, out.getvalue())
+    return (*results, out.getvalue())
 
 
 def bomb(side: int, rows: int, depth: int = 8) -> bytes:

@@ -551,7 +551,7 @@ def outcome(layout: Layout, folder: Path, out: Path) -> tuple[Outcome, str]:
         paths = paths_of(data, [row.name for row in rows], out)
     except AttendError as error:
         return "refused", str(error)
-    said = "; ".join([*notes, *faults.found])
+    text = "; ".join([*notes, *faults.found])
     known = {content: number for contents in PICTURES.values() for number, content in enumerate(contents)}
     captions = {known[paths[row.name].read_bytes()]: row.captions for row in rows}
     splits = {known[paths[row.name].read_bytes()]: row.split for row in rows}
@@ -559,7 +559,7 @@ def outcome(layout: Layout, folder: Path, out: Path) -> tuple[Outcome, str]:
         number: sorted(own) for number, own in layout.captions.items()
     } and splits == (layout.splits or dict.fromkeys(layout.captions))
     if is_right:
-        return ("right, with a warning" if said else "right"), said
+        return ("right, with a warning" if text else "right"), text
     first = next((n for n in layout.captions if list(captions.get(n, ())) != layout.captions[n]), None)
-    detail = f"{options}; {first}: {captions.get(first or 0)} is not {layout.captions.get(first or 0)}; {splits} {said}"
-    return ("wrong, with a warning" if said else "wrong"), detail
+    detail = f"{options}; {first}: {captions.get(first or 0)} is not {layout.captions.get(first or 0)}; {splits} {text}"
+    return ("wrong, with a warning" if text else "wrong"), detail

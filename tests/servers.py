@@ -51,16 +51,16 @@ def postgresql(*databases: str) -> Iterator[str]:
     """Run a PostgreSQL of its own with empty databases; yield `USER@HOST:PORT`, for the address of each."""
     assert POSTGRESQL is not None, "there is no PostgreSQL: apt-get install postgresql"
     user: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="attend-postgresql-") as place:
+    with tempfile.TemporaryDirectory(prefix="attend-postgresql-") as folder:
         if os.geteuid() == 0:  # as whom it refuses to run
             account = pwd.getpwnam("postgres")
-            os.chown(place, account.pw_uid, account.pw_gid)
+            os.chown(folder, account.pw_uid, account.pw_gid)
             user = {"user": account.pw_uid, "group": account.pw_gid}
-        call: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": place, **user}
-        port, data = free_port(), str(Path(place) / "data")
+        call: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
+        port, data = free_port(), str(Path(folder) / "data")
         subprocess.run([POSTGRESQL / "initdb", "-D", data, "-U", "attend", "--auth=trust"], check=True, **call)
-        serve = [str(POSTGRESQL / "postgres"), "-D", data, "-p", str(port), "-k", place, "-h", "127.0.0.1"]
-        with running(serve, port, Path(place) / "log", cwd=place, **user):
+        serve = [str(POSTGRESQL / "postgres"), "-D", data, "-p", str(port), "-k", folder, "-h", "127.0.0.1"]
+        with running(serve, port, Path(folder) / "log", cwd=folder, **user):
             for name in databases:
                 where = ["-h", "127.0.0.1", "-p", str(port), "-U", "attend"]
                 subprocess.run([POSTGRESQL / "createdb", *where, name], check=True, **call)

@@ -59,9 +59,9 @@ def free_port() -> int:
 
 def planned(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> Plan:
     """Return the plan of a config's pipeline up to a stage. inputs: digests read earlier, in place of today's."""
-    made = Plan(build_pipeline(config), until, read)
-    made.inputs = inputs or made.inputs
-    return made.update()
+    plan = Plan(build_pipeline(config), until, read)
+    plan.inputs = inputs or plan.inputs
+    return plan.update()
 
 
 def plan(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> list[Status]:

@@ -52,8 +52,8 @@ def test_a_bench_that_ran_is_kept_and_rendered(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(render, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(sys, "argv", ["run", "small"])
     run.main()
-    kept = json.loads((tmp_path / "results" / "small.json").read_text())
-    assert kept["bench"] == "small" and len(kept["tables"]) == 2
+    saved = json.loads((tmp_path / "results" / "small.json").read_text())
+    assert saved["bench"] == "small" and len(saved["tables"]) == 2
     page = "before\n<!-- results: small 0 -->\nold\n<!-- end -->\nafter\n"
     assert "| 7x7 | textbook | 1.0 |" in render.rendered(page) and render.rendered(page).endswith("after\n")
     with pytest.raises(SystemExit, match=r"other\.json: is missing: run python -m bench\.run other"):

@@ -105,9 +105,9 @@ def test_up_runs_what_the_wheel_deploys(installed: Path, tmp_path: Path) -> None
     workspace, port, mlflow_port = tmp_path / "workspace", free_port(), free_port()
     config = small(workspace).model_dump(mode="json", exclude={"data": {"path"}})
     (tmp_path / "small.yaml").write_text(json.dumps(config), encoding="utf-8")
-    place = ["--workspace", str(workspace)]
+    flags = ["--workspace", str(workspace)]
     ports = ["--port", str(port), "--mlflow-port", str(mlflow_port)]
-    python(installed, "-m", "flows.commands.cli", "up", "small.yaml", *place, *ports, cwd=tmp_path)
+    python(installed, "-m", "flows.commands.cli", "up", "small.yaml", *flags, *ports, cwd=tmp_path)
     try:
         found = service.running_service(workspace)
         assert found is not None
@@ -115,7 +115,7 @@ def test_up_runs_what_the_wheel_deploys(installed: Path, tmp_path: Path) -> None
         assert run_of(found.api, deployed["nightly"]["id"])["state"]["name"] == "Completed"
         assert run_of(found.api, deployed["evaluation"]["id"])["state"]["name"] == "Completed"
     finally:
-        python(installed, "-m", "flows.commands.cli", "down", *place, cwd=tmp_path)
+        python(installed, "-m", "flows.commands.cli", "down", *flags, cwd=tmp_path)
 
 
 def test_the_locks_agree_and_name_no_address() -> None:

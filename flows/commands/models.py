@@ -184,7 +184,7 @@ def use(
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Set the model whose champion `caption`, `serve` and `export` use by default; without NAME, the one promoted last."""
+    """Set the model whose champion `caption`, `serve` and `export` use by default (no NAME: the last promoted)."""
     from tasks.mlflow_store.versions import fix_model
 
     fix_model(workspace, model)

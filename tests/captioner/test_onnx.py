@@ -231,14 +231,14 @@ def test_every_decoder_says_the_same(made: dict[str, Any], tmp_path: Path) -> No
     ],
 )
 def test_every_backbone_gives_the_same_grids(backbone: str, tmp_path: Path) -> None:
-    made = backbones.make(backbone)
+    network = backbones.make(backbone)
     side = 224 if "vit" in backbone else 64
-    shape = made(torch.zeros(1, 3, side, side)).shape
+    shape = network(torch.zeros(1, 3, side, side)).shape
     captioner = untrained("lstm")
     spec = {**captioner.config["backbone"], "name": backbone, "image_size": side}
     decoder_shape = {**captioner.config["decoder"], "channels": shape[-1]}
     config = {**captioner.config, "backbone": spec, "decoder": decoder_shape}
-    captioner = Captioner(config, captioner.vocabulary, made, make(**decoder_shape), some_memory(shape[-1]))
+    captioner = Captioner(config, captioner.vocabulary, network, make(**decoder_shape), some_memory(shape[-1]))
     graphs.export(captioner, tmp_path / "exported")  # which compares the grids
     picture = io.BytesIO()
     Image.radial_gradient("L").save(picture, "PNG")
@@ -346,11 +346,11 @@ def test_the_page_of_an_exported_folder(both: Both, tmp_path: Path) -> None:
     photo = saved(drawn(1).resize((64, 64)), "PNG")
     (tmp_path / "photo.jpg").write_bytes(photo)
     use, reader = re.findall(r"```python\n(.*?)```", (both.folder / "README.md").read_text(), re.DOTALL)
-    said = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert both.in_torch.caption([photo], beam=5)[0].caption in said
+    text = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert both.in_torch.caption([photo], beam=5)[0].caption in text
     command = [sys.executable, "-c", reader, "captioner", "photo.jpg"]
-    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert said.strip() == both.in_torch.caption([photo], beam=1, max_length=20)[0].caption
+    text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert text.strip() == both.in_torch.caption([photo], beam=1, max_length=20)[0].caption
     assert len(reader.strip().splitlines()) <= 40
 
 
@@ -398,8 +398,11 @@ def test_a_registered_captioner_says_the_same_on_both(everywhere: Path, photogra
 
 @pytest.mark.slow
 def test_smaller_weights_are_smaller_and_say_much_the_same(everywhere: Path, photographs: list[bytes]) -> None:
-    said = {runtime: loaded(everywhere, runtime).caption(photographs) for runtime in ALL}
-    alike = {name: sum(a.caption == b.caption for a, b in zip(said["torch"], said[name], strict=True)) for name in ALL}
+    captions = {runtime: loaded(everywhere, runtime).caption(photographs) for runtime in ALL}
+    alike = {
+        name: sum(a.caption == b.caption for a, b in zip(captions["torch"], captions[name], strict=True))
+        for name in ALL
+    }
     assert alike["onnx"] == len(photographs)
     assert min(alike["onnx-float16"], alike["onnx-int8"]) > 0.8 * len(photographs)
     folder = bundles(everywhere)

@@ -85,9 +85,9 @@ def test_what_is_sound_is_left_in_peace(folder: Path, monkeypatch: pytest.Monkey
 
 def changed(number: int, **fields: object) -> Callable[[Path], None]:
     def plant(folder: Path) -> None:
-        given = rows()
-        given[number].update(fields)
-        write(folder, given)
+        records = rows()
+        records[number].update(fields)
+        write(folder, records)
 
     return plant
 

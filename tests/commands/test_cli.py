@@ -122,49 +122,49 @@ def test_cache_list_and_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     config = small(tmp_path / "workspace")
     run_stage(config, "ingest")
     run_stage(config, "extract")
-    place = ["--workspace", str(tmp_path / "workspace")]
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "grids", "--json", *place)
+    flags = ["--workspace", str(tmp_path / "workspace")]
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "grids", "--json", *flags)
     (store,) = json.loads(out)
     assert (store["backbone"], store["pictures"], store["shards"]) == ("tiny", 60, 4)
-    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *flags)
     assert (code, out.strip()) == (0, "4 of 4 shards are sound")
     shard = next((tmp_path / "workspace").rglob("shard-00002.h5"))
     data = bytearray(shard.read_bytes())
     data[-5] ^= 4
     shard.write_bytes(data)
-    code, out, err = attend(monkeypatch, capsys, "workspace", "verify", *place)
+    code, out, err = attend(monkeypatch, capsys, "workspace", "verify", *flags)
     assert code == 1 and "3 of 4 shards are sound" in out and "shard-00002.h5: does not match its digest" in err
     assert plan(config)[1].state == "damaged"
     run_stage(config, "extract")
-    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *flags)
     assert (code, out.strip()) == (0, "4 of 4 shards are sound")
 
 
 def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     workspace = tmp_path / "workspace"
-    place = ["--workspace", str(workspace)]
+    flags = ["--workspace", str(workspace)]
     for pictures in (60, 20):
         for stage in ("ingest", "extract"):
             run_stage(small(workspace, data__pictures=pictures), stage)
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", *flags)
     assert "grids of tiny, 4 shards; needed by small except 40 grids (see `attend workspace compact`)" in out
     assert "  extract; nobody needs it" in out
     before = sorted(workspace.rglob("*"))
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "prune", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "prune", *flags)
     assert "would be removed: add --yes" in out
     assert [path for path in sorted(workspace.rglob("*")) if "locks" not in path.parts] == [
         path for path in before if "locks" not in path.parts
     ]
-    code, out, _ = attend(monkeypatch, capsys, "workspace", "prune", "--yes", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "prune", "--yes", *flags)
     assert (code, out.splitlines()[-1].endswith("removed")) == (0, True)
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", *flags)
     assert out.endswith("4 shards rewritten, 40 grids would be removed: add --yes\n")
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", "--yes", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", "--yes", *flags)
     assert out.endswith("4 shards rewritten, 40 grids removed\n")
-    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", "--json", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", "--json", *flags)
     assert all(item["needed_by"] for item in json.loads(out))
     assert run_stage(small(workspace, data__pictures=20), "extract").state == "fresh"
-    line = refused(monkeypatch, capsys, "workspace", "prune", "--forget", "smal", *place)
+    line = refused(monkeypatch, capsys, "workspace", "prune", "--forget", "smal", *flags)
     assert "--forget: smal: no run has this name; did you mean 'small'?" in line
 
 
@@ -177,18 +177,18 @@ def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    place = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
+    flags = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
     nowhere = ["--project", str(tmp_path / "nowhere")]
-    assert "nowhere: no such folder" in refused(monkeypatch, capsys, "up", *place[:2], *nowhere)
+    assert "nowhere: no such folder" in refused(monkeypatch, capsys, "up", *flags[:2], *nowhere)
     (tmp_path / "tasks.py").touch()  # another program's
-    assert "hides the module `tasks` of this program" in refused(monkeypatch, capsys, "up", *place)
+    assert "hides the module `tasks` of this program" in refused(monkeypatch, capsys, "up", *flags)
     (tmp_path / "tasks.py").unlink()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"--port: {port} is taken" in refused(monkeypatch, capsys, "up", *place, "--port", str(port))
-    assert "nothing to stop" in refused(monkeypatch, capsys, "down", *place[:2])
+        assert f"--port: {port} is taken" in refused(monkeypatch, capsys, "up", *flags, "--port", str(port))
+    assert "nothing to stop" in refused(monkeypatch, capsys, "down", *flags[:2])
 
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -318,8 +318,8 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert code == 0 and "nothing to do: every stage is fresh" in out and out.count("fresh ") == 7
     assert "Prefect" not in err
     picture = next((tmp_path / "workspace").rglob("scene_000000.png"))
-    place = ["--workspace", str(tmp_path / "workspace")]
-    asked = ("caption", str(picture), "--attention", "map.png", "--beam", "2", "--json", *place)
+    flags = ["--workspace", str(tmp_path / "workspace")]
+    asked = ("caption", str(picture), "--attention", "map.png", "--beam", "2", "--json", *flags)
     code, out, err = attend(monkeypatch, capsys, *asked)
     assert code == 0 and (tmp_path / "map.png").stat().st_size > 1000, err
     assert set(json.loads(out)[0]) == {
@@ -331,7 +331,7 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "alternatives",
     }
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
-    code, out, err = attend(monkeypatch, capsys, "caption", str(tmp_path / "bad.jpg"), str(picture), *place)
+    code, out, err = attend(monkeypatch, capsys, "caption", str(tmp_path / "bad.jpg"), str(picture), *flags)
     assert code == 1 and "bad.jpg: is no picture of a known format" in err and "scene_000000.png:" in out
 
     line = refused(monkeypatch, capsys, "run", path, "grids.weights=missing.pth")
@@ -362,12 +362,12 @@ def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
-    place = ["--workspace", str(tmp_path)]
+    flags = ["--workspace", str(tmp_path)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert "Address already in use" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
-    assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
-    line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k/first", *place)
+        assert "Address already in use" in refused(monkeypatch, capsys, "serve", "--port", port, *flags)
+    assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *flags)
+    line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k/first", *flags)
     assert "flickr8k/first: is no model: give NAME, NAME@ALIAS or NAME/VERSION" in line
 
 

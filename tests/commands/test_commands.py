@@ -50,22 +50,22 @@ def test_an_adapter_by_another_name_is_suggested(monkeypatch: pytest.MonkeyPatch
 def test_versions_are_listed_and_shown(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    place = ["--workspace", str(registered)]
-    _, out, _ = attend(monkeypatch, capsys, "models", "list", *place)
+    flags = ["--workspace", str(registered)]
+    _, out, _ = attend(monkeypatch, capsys, "models", "list", *flags)
     assert out.startswith("models:/small/1 ") and " champion " in out and "bleu4 " in out
-    (listed,) = json.loads(attend(monkeypatch, capsys, "models", "list", "small", "--json", *place)[1])
+    (listed,) = json.loads(attend(monkeypatch, capsys, "models", "list", "small", "--json", *flags)[1])
     assert listed["aliases"] == ["champion"] and listed["scores"]["bleu4"] > 0
-    assert "smal: no such model; registered: small" in refused(monkeypatch, capsys, "models", "list", "smal", *place)
+    assert "smal: no such model; registered: small" in refused(monkeypatch, capsys, "models", "list", "smal", *flags)
     for address in ("small", "small@champion", "small/1", "models:/small/1"):  # of all commands alike
-        assert attend(monkeypatch, capsys, "models", "show", address, *place)[1].startswith("models:/small/1 ")
-    assert "small/one: is no model: give NAME, " in refused(monkeypatch, capsys, "models", "show", "small/one", *place)
-    _, out, _ = attend(monkeypatch, capsys, "models", "show", "models:/small@champion", *place)
+        assert attend(monkeypatch, capsys, "models", "show", address, *flags)[1].startswith("models:/small/1 ")
+    assert "small/one: is no model: give NAME, " in refused(monkeypatch, capsys, "models", "show", "small/one", *flags)
+    _, out, _ = attend(monkeypatch, capsys, "models", "show", "models:/small@champion", *flags)
     assert out.startswith("models:/small/1  champion  20") and "bleu4" in out
     report = tmp_path / "page.html"
-    code, _, err = attend(monkeypatch, capsys, "models", "report", "models:/small/1", "--out", str(report), *place)
+    code, _, err = attend(monkeypatch, capsys, "models", "report", "models:/small/1", "--out", str(report), *flags)
     assert code == 0, err
     assert report.read_text().startswith("<!doctype html>")
-    nowhere = ["--out", str(tmp_path / "no" / "page.html"), *place]
+    nowhere = ["--out", str(tmp_path / "no" / "page.html"), *flags]
     assert "give another file" in refused(monkeypatch, capsys, "models", "report", "models:/small/1", *nowhere)
 
 
@@ -137,15 +137,15 @@ def test_the_page_tells_what_the_ledgers_do(
     """Each stage with its key and what it was made from, the history, and what the next run would do."""
     path, workspace = written(tmp_path), ["--workspace", str(finished_copy), "--no-open"]
     config = small(finished_copy)
-    made = artifacts(config, "evaluate")
-    record_run(config, made, ["ingest", "train"])
+    results = artifacts(config, "evaluate")
+    record_run(config, results, ["ingest", "train"])
     with history_file(config).open("a") as file:
         file.write('{"time": 1, "ran')  # cut off by a kill
-    record_run(config, {**made}, ["evaluate"])
+    record_run(config, {**results}, ["evaluate"])
     code, out, err = attend(monkeypatch, capsys, "page", path, *workspace)
     assert code == 0, err
     text = Path(out.strip()).read_text(encoding="utf-8")
-    for artifact in made.values():
+    for artifact in results.values():
         assert artifact.ledger.key[:8] in text
         made_from = ", ".join(f"{kind} {key[:8]}" for kind, key in artifact.ledger.made_from.items())
         assert f"<td>{made_from}</td>" in text

@@ -134,12 +134,12 @@ def test_nothing_is_left_and_nothing_else_is_lost(folder: Path) -> None:
 
     assert "would be removed: add --yes" in forget(folder, NAME)
     assert found_in(workspace, words).keys() >= before.keys()
-    said = forget(folder, NAME, "--yes")
-    assert re.search("kept: models:/small/1, (champion|previous)", said)
+    text = forget(folder, NAME, "--yes")
+    assert re.search("kept: models:/small/1, (champion|previous)", text)
     left = found_in(workspace, words)
     assert left and all("mlartifacts/" in place for place in left), left
-    said = forget(folder, words[0], "--yes", "--versions")
-    assert "still there" not in said and "kept" not in said
+    text = forget(folder, words[0], "--yes", "--versions")
+    assert "still there" not in text and "kept" not in text
     assert not found_in(workspace, words)
     # All that was made without it is fresh, with the same grids, and what belongs to the other photograph is there.
     assert {status.state for status in plan(config)} == {"fresh"}
@@ -157,8 +157,8 @@ def test_nothing_is_left_and_nothing_else_is_lost(folder: Path) -> None:
 def test_a_photograph_that_is_still_read_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(monkeypatch, capsys, "forget", NAME, "--workspace", str(folder / "workspace"))
-    assert f"{NAME}: the latest run of small read it: delete it and its captions" in told
+    message = refused(monkeypatch, capsys, "forget", NAME, "--workspace", str(folder / "workspace"))
+    assert f"{NAME}: the latest run of small read it: delete it and its captions" in message
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_a_version_that_another_model_uses_stays(folder: Path) -> None:
     client.set_registered_model_alias("production", "live", "1")
     for alias in list(client.get_registered_model("small").aliases):
         client.delete_registered_model_alias("small", alias)
-    said = forget(folder, NAME, "--yes")
-    assert "kept: models:/production/1, live, " in said and "kept: models:/small/1, " in said
+    text = forget(folder, NAME, "--yes")
+    assert "kept: models:/production/1, live, " in text and "kept: models:/small/1, " in text
     files = files_of(client, client.get_model_version("production", "1"))
     assert files is not None and (files / "MLmodel").exists()
 
@@ -183,8 +183,8 @@ def test_a_run_without_a_version_is_found(folder: Path) -> None:
     for alias in list(client.get_registered_model("small").aliases):
         client.delete_registered_model_alias("small", alias)
     client.delete_model_version("small", "1")
-    said = forget(folder, words_of(folder)[0], "--yes")
-    assert "MLflow's run" in said and "still there" not in said
+    text = forget(folder, words_of(folder)[0], "--yes")
+    assert "MLflow's run" in text and "still there" not in text
     assert not found_in(folder / "workspace", words_of(folder)[:2])
 
 
@@ -213,18 +213,18 @@ def test_a_kill_leaves_what_the_same_command_finds(folder: Path, monkeypatch: py
 def test_what_cannot_be_meant_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finished_copy: Path
 ) -> None:
-    place = ["--workspace", str(finished_copy)]
-    told = refused(monkeypatch, capsys, "forget", "nobody.png", *place)
-    assert "nobody.png: no photograph of this name or file is known" in told
+    flags = ["--workspace", str(finished_copy)]
+    message = refused(monkeypatch, capsys, "forget", "nobody.png", *flags)
+    assert "nobody.png: no photograph of this name or file is known" in message
     (finished_copy / "digests.sqlite").write_bytes(b"")  # a cache may be lost at any time
-    told = refused(monkeypatch, capsys, "forget", "0" * 64, *place)
-    assert "has nothing of 0000" in told
+    message = refused(monkeypatch, capsys, "forget", "0" * 64, *flags)
+    assert "has nothing of 0000" in message
     manifest = next((finished_copy / "artifacts" / "ingest").glob("*/manifest.parquet"))
     table = pq.read_table(manifest).to_pylist()
     table[0]["name"] = table[1]["name"] = "same.png"
     pq.write_table(pq.read_table(manifest).from_pylist(table), manifest)
-    told = refused(monkeypatch, capsys, "forget", "same.png", *place)
-    assert "same.png: is the name of 2 photographs: give the digest of one" in told
+    message = refused(monkeypatch, capsys, "forget", "same.png", *flags)
+    assert "same.png: is the name of 2 photographs: give the digest of one" in message
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_nothing_is_left_in_prefects_database_either(tmp_path: Path) -> None:
     assert any("prefect.db" in place for place in found_in(tmp_path / "workspace", words))
     data_set(tmp_path, [NAME], in_test=tested)
     command("run", "photos.yaml")
-    told = command("forget", NAME, "--yes", "--versions")
-    assert "models:/small/1" in told and "still named" not in told
+    message = command("forget", NAME, "--yes", "--versions")
+    assert "models:/small/1" in message and "still named" not in message
     assert not found_in(tmp_path / "workspace", words)
     shutil.rmtree(tmp_path / "workspace")

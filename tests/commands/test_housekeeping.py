@@ -252,8 +252,8 @@ def test_nightly_runs_for_ever_stay_within_a_bound(
 ) -> None:
     """Each night trains anew; versions beyond the policy go, with their runs and artifacts, and the champion never."""
     workspace, sizes = tmp_path / "workspace", []
-    place = ["--workspace", str(workspace)]
-    prune_command = ["workspace", "prune", "--keep-versions", "2", "--keep-days", "0", *place]
+    flags = ["--workspace", str(workspace)]
+    prune_command = ["workspace", "prune", "--keep-versions", "2", "--keep-days", "0", *flags]
     for night in range(8):
         register_all(small(workspace, training__seed=night, training__epochs=1))
         if night == 5:

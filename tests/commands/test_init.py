@@ -68,18 +68,18 @@ def utf_16(folder: Path) -> None:
 
 
 def absolute_paths(folder: Path) -> None:
-    given = [(str(folder / "somewhere" / "else" / name), text) for name, text in rows(folder, inside="somewhere/else/")]
-    table(folder / "list.csv", given, ",", "utf-8", ("path", "caption"))
+    lines = [(str(folder / "somewhere" / "else" / name), text) for name, text in rows(folder, inside="somewhere/else/")]
+    table(folder / "list.csv", lines, ",", "utf-8", ("path", "caption"))
 
 
 def of_exiftool(folder: Path) -> None:
-    given = [(f"photos/{name}", text) for name, text in rows(folder)]
-    table(folder / "captions.csv", given, ",", "utf-8", ("SourceFile", "Description"))
+    lines = [(f"photos/{name}", text) for name, text in rows(folder)]
+    table(folder / "captions.csv", lines, ",", "utf-8", ("SourceFile", "Description"))
 
 
 def of_windows(folder: Path) -> None:
-    given = [(name.replace("/", "\\"), text) for name, text in rows(folder, name="walks/a{}.png")]
-    table(folder / "CAPTIONS.CSV", given, ",", "utf-8", ("image", "caption"))
+    lines = [(name.replace("/", "\\"), text) for name, text in rows(folder, name="walks/a{}.png")]
+    table(folder / "CAPTIONS.CSV", lines, ",", "utf-8", ("image", "caption"))
 
 
 def with_dots(folder: Path) -> None:
@@ -89,14 +89,14 @@ def with_dots(folder: Path) -> None:
 
 
 def names_without_ending(folder: Path) -> None:
-    given = [(name.removesuffix(".png"), text) for name, text in rows(folder, inside="pics/")]
-    table(folder / "ids.csv", given, ",", "utf-8", ("id", "text"))
+    lines = [(name.removesuffix(".png"), text) for name, text in rows(folder, inside="pics/")]
+    table(folder / "ids.csv", lines, ",", "utf-8", ("id", "text"))
 
 
 def metadata_csv_in_split_folders(folder: Path) -> None:
     for split in ("train", "validation", "test"):
-        given = [(name, text) for name, text in rows(folder / split, name=f"{split}{{}}.png")]
-        table(folder / split / "metadata.csv", given, ",", "utf-8", ("file_name", "caption"))
+        lines = [(name, text) for name, text in rows(folder / split, name=f"{split}{{}}.png")]
+        table(folder / split / "metadata.csv", lines, ",", "utf-8", ("file_name", "caption"))
 
 
 def train_and_test_only(folder: Path) -> None:
@@ -111,9 +111,9 @@ def text_beside_each(folder: Path) -> None:
 
 
 def decomposed_names(folder: Path) -> None:
-    given = rows(folder, name=unicodedata.normalize("NFD", "café-münchen-{}.png"))
-    given = [(unicodedata.normalize("NFC", name), text) for name, text in given]
-    (folder / "metadata.jsonl").write_text("".join(json.dumps({"file_name": n, "text": t}) + "\n" for n, t in given))
+    lines = rows(folder, name=unicodedata.normalize("NFD", "café-münchen-{}.png"))
+    lines = [(unicodedata.normalize("NFC", name), text) for name, text in lines]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps({"file_name": n, "text": t}) + "\n" for n, t in lines))
 
 
 def json_list(folder: Path) -> None:
@@ -132,15 +132,15 @@ def one_table_named_train(folder: Path) -> None:
 
 
 def coco_of_one_file(folder: Path) -> None:
-    given = rows(folder, inside="photos/")
-    images = [{"id": number, "file_name": name} for number, (name, _) in enumerate(given)]
-    captions = [{"id": number, "image_id": number, "caption": text} for number, (_, text) in enumerate(given)]
+    lines = rows(folder, inside="photos/")
+    images = [{"id": number, "file_name": name} for number, (name, _) in enumerate(lines)]
+    captions = [{"id": number, "image_id": number, "caption": text} for number, (_, text) in enumerate(lines)]
     (folder / "labels.json").write_text(json.dumps({"images": images, "annotations": captions}))
 
 
 def tables_of_splits(folder: Path) -> None:
-    given = rows(folder)
-    for split, part in (("train", given[:16]), ("val", given[16:20]), ("test", given[20:])):
+    lines = rows(folder)
+    for split, part in (("train", lines[:16]), ("val", lines[16:20]), ("test", lines[20:])):
         pq.write_table(pa.Table.from_pylist([{"image": n, "caption": t} for n, t in part]), folder / f"{split}.parquet")
 
 
@@ -313,15 +313,15 @@ def test_a_folder_whose_name_means_something_in_yaml(
 def test_a_column_of_captions_that_is_not_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    given = [(name, text, f"das gleiche auf Deutsch {text}") for name, text in rows(tmp_path / "photos")]
+    lines = [(name, text, f"das gleiche auf Deutsch {text}") for name, text in rows(tmp_path / "photos")]
     path = tmp_path / "photos" / "captions.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("image", "caption_en", "caption_de"), *given])
+        csv.writer(file).writerows([("image", "caption_en", "caption_de"), *lines])
     monkeypatch.chdir(tmp_path)
     code, out, _ = attend(monkeypatch, capsys, "init", "photos")
     # Each column of texts is shown with a sample of it, and the setting is named as the config has it.
-    said = r"captions are read from its column caption_(en|de) \('.+'\), none from caption_(en|de) \('.+'\): "
-    assert code == 0 and re.search(said, out) and "set data.sources.photos.caption_column" in out
+    message = r"captions are read from its column caption_(en|de) \('.+'\), none from caption_(en|de) \('.+'\): "
+    assert code == 0 and re.search(message, out) and "set data.sources.photos.caption_column" in out
 
 
 @pytest.mark.parametrize(
@@ -400,8 +400,8 @@ def test_rows_at_fault_are_all_found_and_may_be_left_out(
 ) -> None:
     folder = tmp_path / "photographs"
     folder.mkdir()
-    given = rows(folder)
-    table(folder / "captions.csv", [*given, ("gone.png", "x"), (given[0][0], " ")], ",", "utf-8", ("image", "caption"))
+    lines = rows(folder)
+    table(folder / "captions.csv", [*lines, ("gone.png", "x"), (lines[0][0], " ")], ",", "utf-8", ("image", "caption"))
     assert [fault.split(": ", 1)[1][:40] for fault in surveyed(folder).faults] == [
         "caption: is ' '; a text is needed",
         f"gone.png is captioned, but there is no such picture in {folder}"[:40],

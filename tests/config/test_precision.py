@@ -43,8 +43,8 @@ def test_bfloat16_that_is_emulated_is_done_and_said(pretend, capsys: Printed) ->
     assert with_precision(asked, CPU) == asked and capsys.readouterr().err == ""
     pretend(48.0)
     assert with_precision(asked, CPU) == asked
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "48.0 times as long" in said and "set training.precision=float32" in said
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and "48.0 times as long" in text and "set training.precision=float32" in text
 
 
 def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-untyped-def]
@@ -68,10 +68,10 @@ def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-un
     assert plan(config)[3].state == "interrupted"
     assert "trains in bfloat16 (auto: this processor computes bfloat16)" in str(computes_on(config, plan(config)))
     run_all(config)
-    made = artifacts(config, "evaluate")["train"]
-    assert [row[SHARE] for row in pq.read_table(made.path / "history.parquet").to_pylist()] == [0, 0, 1, 1]
+    artifact = artifacts(config, "evaluate")["train"]
+    assert [row[SHARE] for row in pq.read_table(artifact.path / "history.parquet").to_pylist()] == [0, 0, 1, 1]
     both = "float32 (epochs 1 to 2), bfloat16 (epochs 3 to 4)"
-    assert made.ledger.notes == [f"computed in {both}"] and f"train: computed in {both}" in capsys.readouterr().err
+    assert artifact.ledger.notes == [f"computed in {both}"] and f"train: computed in {both}" in capsys.readouterr().err
     pretend(2.0)
     assert all(status.fresh for status in plan(config, "evaluate"))
     assert computes_on(config, plan(config, "evaluate")) is None

@@ -89,10 +89,10 @@ def test_presets_are_listed_with_a_line_and_their_source(capsys: pytest.CaptureF
     sys.argv = ["attend", "presets"]
     with pytest.raises(SystemExit):
         main()
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     for name, path in presets().items():
         values = yaml.safe_load(path.read_text())
-        assert f"{name:<24}{values['about']}\n{'':<24}[{values['source']}]\n" in told
+        assert f"{name:<24}{values['about']}\n{'':<24}[{values['source']}]\n" in text
 
 
 def test_where_a_preset_departs_from_its_source_is_told() -> None:
@@ -156,10 +156,10 @@ def test_coco_pts_captions_keep_their_ids(name: str, tmp_path: Path) -> None:
     config = load(name, [f"data.path={tmp_path / 'coco.pt'}", f"machine.workspace={tmp_path / 'workspace'}"])
     for stage in ("ingest", "tensorise"):
         run_stage(config, stage)
-    made = artifacts(config, "tensorise")
-    digests = {row["digest"]: row["name"] for row in pq.read_table(made["ingest"].path / MANIFEST).to_pylist()}
+    results = artifacts(config, "tensorise")
+    digests = {row["digest"]: row["name"] for row in pq.read_table(results["ingest"].path / MANIFEST).to_pylist()}
     kept = {
-        digests[row["digest"]]: row["tokens"] for row in pq.read_table(made["tensorise"].path / CAPTIONS).to_pylist()
+        digests[row["digest"]]: row["tokens"] for row in pq.read_table(results["tensorise"].path / CAPTIONS).to_pylist()
     }
     ids = {
         f"{part}-{at:06d}.png": row.tolist()

@@ -43,9 +43,9 @@ def test_byte_pairs_are_a_function_of_the_texts() -> None:
         f"texts = {TEXTS}; pairs = BytePairs(texts, SimpleNamespace(merges=60, min_count=1, tokeniser=None)); "
         "print([pairs(words) for words in texts])"
     )
-    told = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(6)}
-    assert len(told) == 1
-    assert b"</w>" in told.pop()
+    text = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(6)}
+    assert len(text) == 1
+    assert b"</w>" in text.pop()
 
 
 def test_an_unknown_pair_stands_for_itself() -> None:

@@ -126,8 +126,8 @@ def test_a_captioner_of_chinese_is_trained_and_scored(tmp_path: Path) -> None:
         evaluation={"split": "dev", "metrics": ["bleu", "cider", "meteor"], "max_length": 21},
     )
     run_all(config)
-    made = artifacts(config)
-    scores = read_scores(made["evaluate"].path)["scores"]
+    results = artifacts(config)
+    scores = read_scores(results["evaluate"].path)["scores"]
     assert scores["bleu4"] > 40 and "meteor" not in scores
     assert not pictures(config.workspace)
 

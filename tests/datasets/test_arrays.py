@@ -93,13 +93,13 @@ def test_two_arrays_become_a_registered_model_that_captions_grids(
     grids = np.load(given / "svdfeatures.npy")
     files = [npy(tmp_path / f"{number}.npy", grids[number]) for number in (0, 5, 10, 15)]
     captioner = load_captioner(*find(None, registered))
-    said = [item.caption for item in captioner.caption([path.read_bytes() for path in files])]
-    assert len(set(said)) > 1  # it tells the colours apart
+    captions = [item.caption for item in captioner.caption([path.read_bytes() for path in files])]
+    assert len(set(captions)) > 1  # it tells the colours apart
     tracking.connect(registered)
     model = mlflow.pyfunc.load_model("models:/small@champion")
     assert [column.name for column in model.metadata.get_input_schema()] == ["grid"]
     rows = model.predict({"grid": [path.read_bytes() for path in files]})
-    assert [row["caption"] for row in rows] == said
+    assert [row["caption"] for row in rows] == captions
     (refused,) = model.predict({"grid": [npy(tmp_path / "x.npy", grids[:2]).read_bytes()]})
     assert "not a grid of floats of shape (2, 2, 24)" in refused["error"]
     card = tracking.connect(registered).get_model_version("small", "1").description
@@ -125,13 +125,13 @@ def test_a_model_of_grids_has_a_report_and_says_what_it_takes(
 
 
 def test_other_orders_of_the_axes_give_the_same_grids(given: Path, tmp_path: Path) -> None:
-    made = []
+    results = []
     for name in ("svdfeatures.npy", "flat.npy"):
         config = config_of(given, tmp_path / name, name)
         for stage in ("ingest", "extract"):
             run_stage(config, stage)
-        made.append(artifacts(config, "extract")["extract"].ledger.products["grids"])
-    assert made[0] == made[1]
+        results.append(artifacts(config, "extract")["extract"].ledger.products["grids"])
+    assert results[0] == results[1]
     unclear = tmp_path / "unclear.npy"
     np.save(unclear, np.zeros((160, 4, 4, 4), np.float32))
     with pytest.raises(AttendError, match=r"are not clear: set data\.layout to nhwc or nchw"):

@@ -896,8 +896,8 @@ def test_fields_that_are_not_used_are_noted_in_every_form(tmp_path: Path, form: 
     assert re.search(r"its (column|field) language says that captions are in several languages \(de, en\)", notes)
     assert "field caption.lang says that captions are in several languages (en 50%, de 50%)" in notes
     assert re.search(r"its (column|field) status \(ok 88%, rejected 12%\) is not used", notes)
-    said = "its field split is not used: put" if form == "texts" else "looks like a split and is not used"
-    assert options.get("split_field") == "split" if form == "tar" else said in notes
+    message = "its field split is not used: put" if form == "texts" else "looks like a split and is not used"
+    assert options.get("split_field") == "split" if form == "tar" else message in notes
 
 
 def test_a_field_of_file_names_is_no_caption_where_another_has_sentences(tmp_path: Path) -> None:

@@ -188,10 +188,10 @@ def textcaps(folder: Path) -> tuple[Captions, Splits]:
 
 def roco(folder: Path) -> tuple[Captions, Splits]:
     for word, split in (("train", "train"), ("validation", "dev"), ("test", "test")):
-        place = folder / "data" / word / "radiology"
+        target = folder / "data" / word / "radiology"
         members = [number for number in range(NUMBER) if split_of(number) == split]
         for number in members:
-            save(place / "images" / f"ROCO_{number:05d}.jpg", number)
+            save(target / "images" / f"ROCO_{number:05d}.jpg", number)
         names = [f"ROCO_{number:05d}" for number in members]
         cells = {
             "captions": map(text, members),
@@ -200,7 +200,7 @@ def roco(folder: Path) -> tuple[Captions, Splits]:
         }
         for file, values in cells.items():
             rows = [f"{name}\t{value}" for name, value in zip(names, values, strict=False)]
-            (place / f"{file}.txt").write_text("\n".join(rows) + "\n")
+            (target / f"{file}.txt").write_text("\n".join(rows) + "\n")
     return texts(1), SPLITS
 
 
@@ -250,9 +250,9 @@ def img2dataset(folder: Path) -> tuple[Captions, Splits]:
 
 def kohya(folder: Path) -> tuple[Captions, Splits]:
     for number in range(NUMBER):
-        place = folder / "img" / ("10_sks dog" if number < 20 else "5_sks cat")
-        save(place / f"image ({number}).png", number)
-        (place / f"image ({number}).caption").write_text(text(number) + "\n")
+        target = folder / "img" / ("10_sks dog" if number < 20 else "5_sks cat")
+        save(target / f"image ({number}).png", number)
+        (target / f"image ({number}).caption").write_text(text(number) + "\n")
     return texts(1), WITHOUT
 
 

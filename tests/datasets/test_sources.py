@@ -70,14 +70,14 @@ def captions(folder: Path, split: str) -> dict[str, list[str]]:
 def test_a_picture_of_two_sources_counts_once_with_the_captions_of_both(two: Path) -> None:
     config = config_of(two, split="train")
     run_stage(config, "ingest")
-    made = artifacts(config, "ingest")["ingest"]
-    train, dev = (captions(made.path, split) for split in ("train", "dev"))
+    artifact = artifacts(config, "ingest")["ingest"]
+    train, dev = (captions(artifact.path, split) for split in ("train", "dev"))
     assert sorted(train, key=int) == [str(shade) for shade in (*range(17), *range(20, 26))]
     assert sorted(train["15"]) == ["a cat 15", "a dog", "a dog 15"] and train["25"] == ["a cat 25"]
     # Of what is dev in the first source, the captions for training are left out.
     assert dev == {str(shade): [f"a dog {shade}", "a dog"] for shade in (17, 18, 19)}
-    assert "3 pictures of web left out there: in another split of own, such as web/17.png" in made.ledger.notes
-    files = files_by_digest(made.path, config.data)
+    assert "3 pictures of web left out there: in another split of own, such as web/17.png" in artifact.ledger.notes
+    files = files_by_digest(artifact.path, config.data)
     assert len(files) == 26 and all(path.is_file() and path.is_relative_to(two) for path in files.values())
 
 
@@ -97,10 +97,12 @@ def test_the_first_source_decides(two: Path) -> None:
         run_stage(
             small(config.workspace, data={**turned.data.model_dump(exclude_unset=True), "dev_share": 0}), "ingest"
         )
-    made = artifacts(turned, "ingest")["ingest"]
-    both = captions(made.path, "train") | captions(made.path, "dev")  # some of train became dev, as there is none
+    artifact = artifacts(turned, "ingest")["ingest"]
+    both = captions(artifact.path, "train") | captions(
+        artifact.path, "dev"
+    )  # some of train became dev, as there is none
     assert both["17"] == ["a cat 17"] and sorted(both["16"]) == ["a cat 16", "a dog", "a dog 16"]
-    assert "3 pictures of own left out there: in another split of web, such as own/17.png" in made.ledger.notes
+    assert "3 pictures of own left out there: in another split of web, such as own/17.png" in artifact.ledger.notes
 
 
 def test_what_changed_is_told_by_the_name_of_the_source(two: Path) -> None:
@@ -148,12 +150,12 @@ def test_near_duplicates_that_are_divided_together_leak_from_no_source() -> None
 def test_weight_repeats_the_captions_of_training_alone(two: Path) -> None:
     config = config_of(two, weight=3)
     run_stage(config, "ingest")
-    made = artifacts(config, "ingest")["ingest"].path
+    artifact = artifacts(config, "ingest")["ingest"].path
     for split, times in (("train", 3), ("dev", 1), ("test", 1)):
-        for texts in captions(made, split).values():
+        for texts in captions(artifact, split).values():
             assert sum(text.startswith("a cat") for text in texts) in (0, times)
     assert any(
-        texts.count("a cat 25") for split in ("train", "dev", "test") for texts in captions(made, split).values()
+        texts.count("a cat 25") for split in ("train", "dev", "test") for texts in captions(artifact, split).values()
     )
 
 
@@ -174,8 +176,8 @@ def test_pictures_that_are_unpacked_join_those_of_a_folder(two: Path) -> None:
     config = small(two / "workspace", data={"adapter": "sources", "sources": sources}, evaluation__metrics=["bleu"])
     for name in ("ingest", "extract"):
         run_stage(config, name)
-    made = artifacts(config, "extract")
-    assert made["ingest"].ledger.counts["pictures"] == 26 + 20 == made["extract"].ledger.counts["extracted"]
+    results = artifacts(config, "extract")
+    assert results["ingest"].ledger.counts["pictures"] == 26 + 20 == results["extract"].ledger.counts["extracted"]
 
 
 def test_what_changed_is_told_source_by_source(two: Path) -> None:
@@ -192,8 +194,8 @@ def test_what_changed_is_told_source_by_source(two: Path) -> None:
 def test_check_reads_every_source(two: Path) -> None:
     found = verdict_of(str(written(two, "")), [])
     assert found.pictures == 26 and found.count("error") == 0
-    said = "\n".join(str(item) for item in found.findings)
-    assert "3 pictures of web left out there" in said and "the same file several times" not in said
+    message = "\n".join(str(item) for item in found.findings)
+    assert "3 pictures of web left out there" in message and "the same file several times" not in message
     (two / "web" / "Images" / "20.png").unlink()
     assert "20.png is captioned, but there is no such picture in" in str(verdict_of(str(written(two, "")), []).findings)
 

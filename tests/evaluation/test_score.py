@@ -32,14 +32,14 @@ def test_results_are_scored_against_annotations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     code, out, _ = attend(monkeypatch, capsys, "score", *written(tmp_path), "--json")
-    told = json.loads(out)
-    assert code == 0 and told["pictures"] == 2  # as in the toolkit, what has no result is not scored
-    assert told["scores"]["rouge_l"] == pytest.approx(50.0) and 0 < told["scores"]["meteor"] < 100
-    assert "pictures:2|references:1-2|tokeniser:ptb, or characters where a script has no spaces" in told["signature"]
-    assert told["language"]["words"] == 1.5 and told["language"]["different"] == 1.0
+    record = json.loads(out)
+    assert code == 0 and record["pictures"] == 2  # as in the toolkit, what has no result is not scored
+    assert record["scores"]["rouge_l"] == pytest.approx(50.0) and 0 < record["scores"]["meteor"] < 100
+    assert "pictures:2|references:1-2|tokeniser:ptb, or characters where a script has no spaces" in record["signature"]
+    assert record["language"]["words"] == 1.5 and record["language"]["different"] == 1.0
     code, out, _ = attend(monkeypatch, capsys, "score", *written(tmp_path), "--metrics", "rouge,bleu")
     assert code == 0 and "| rouge_l | 50.00 |" in out and "cider" not in out
-    low, high = told["intervals"]["rouge_l"]
+    low, high = record["intervals"]["rouge_l"]
     assert low <= 50 <= high and f"{low:.2f} to {high:.2f}" in out
 
 
@@ -83,12 +83,12 @@ def test_files_that_are_none_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_exported_scores_as_what_it_came_of(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    made = artifacts(small(finished), "evaluate")
-    predictions = made["evaluate"].path / PREDICTIONS
+    by_stage = artifacts(small(finished), "evaluate")
+    predictions = by_stage["evaluate"].path / PREDICTIONS
     captions = captions_in(predictions)
-    export(captions, read_pictures(made["ingest"].path, "test"), tmp_path / "out")
+    export(captions, read_pictures(by_stage["ingest"].path, "test"), tmp_path / "out")
     results, annotations = (tmp_path / "out" / f"{name}.json" for name in ("results", "annotations"))
-    assert list(read_results(results).values()) == [captions[row] for row in _order(made, captions)]
+    assert list(read_results(results).values()) == [captions[row] for row in _order(by_stage, captions)]
     assert len(read_references(annotations)) == len(captions)
     ours = corpus_of(predictions, None)
     exported = corpus_of(results, annotations)
@@ -100,7 +100,7 @@ def test_what_is_exported_scores_as_what_it_came_of(
         for given in ((predictions,), (results, annotations))
     ]
     assert told[0]["scores"] == pytest.approx(told[1]["scores"])
-    evaluated = json.loads((made["evaluate"].path / "scores.json").read_text())["scores"]
+    evaluated = json.loads((by_stage["evaluate"].path / "scores.json").read_text())["scores"]
     assert told[0]["scores"]["bleu4"] == pytest.approx(evaluated["bleu4"])
     assert pq.read_table(predictions).num_rows == len(captions)
 

@@ -143,7 +143,7 @@ def test_what_is_asked_while_the_database_changes_is_not_kept(workspace: Path) -
 def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Path, tmp_path: Path) -> None:
     """Moved and copied alike: MLflow's database names the folders where it was."""
     photograph = pictures(registered)[0].read_bytes()
-    said = load_captioner(*find(None, registered)).caption([photograph])[0].caption
+    captions = load_captioner(*find(None, registered)).caption([photograph])[0].caption
     copied, moved = tmp_path / "copied", tmp_path / "moved"
     shutil.copytree(registered, copied)
     database = (registered / DATABASE).read_bytes()
@@ -158,7 +158,7 @@ def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Pa
     register_all(trained(moved))
     assert all(status.fresh for status in plan(trained(moved)))
     address, files = find(None, moved)
-    assert address == "models:/small/3" and load_captioner(address, files).caption([photograph])[0].caption == said
+    assert address == "models:/small/3" and load_captioner(address, files).caption([photograph])[0].caption == captions
     why = tracking.connect(moved).get_model_version("small", "3").tags["attend.decision"]
     assert why == "version 3 is champion: the files of version 2 are not in this workspace"
     assert (registered / DATABASE).read_bytes() == database

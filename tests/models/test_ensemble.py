@@ -79,12 +79,12 @@ def test_what_is_registered_says_what_was_evaluated(workspace: Path, tmp_path: P
     learning = {"training__epochs": 4, "training__patience": 4, "training__learning_rate": 0.01}
     config = small(workspace, **learning, decoder__members=2)
     run_all(config)
-    made = artifacts(config, "evaluate")
+    results = artifacts(config, "evaluate")
     captioner = make_captioner(config, captioner_artifacts(config))
     write_bundle(captioner, tmp_path / "bundle")
     loaded = Captioner.load(tmp_path / "bundle")
-    rows = pq.read_table(made["evaluate"].path / PREDICTIONS).to_pylist()
-    grids = open_grids(made["extract"], config.machine)
+    rows = pq.read_table(results["evaluate"].path / PREDICTIONS).to_pylist()
+    grids = open_grids(results["extract"], config.machine)
     digests = [row["digest"] for row in rows]
     ((_, grid),) = grids_in_order(digests, grids, len(digests))
     found = loaded.from_grid(grid.half().numpy(), attention=True)
@@ -96,9 +96,9 @@ def test_rewards_train_all_members(workspace: Path) -> None:
     config = small(workspace, decoder__members=2, self_critical={"epochs": 1, "samples": 2, "batch_pictures": 8})
     for stage in ("ingest", "extract", "tensorise", "train", "self_critical"):
         run_stage(config, stage)
-    made = artifacts(config, "self_critical")
+    results = artifacts(config, "self_critical")
     before, after = (
-        safetensors.torch.load_file(made[stage].path / trained.LAST) for stage in ("train", "self_critical")
+        safetensors.torch.load_file(results[stage].path / trained.LAST) for stage in ("train", "self_critical")
     )
     for member in "01":
         assert not torch.equal(after[f"{member}.head.weight"], before[f"{member}.head.weight"])

@@ -56,14 +56,14 @@ def project(tmp_path: Path) -> Path:
 def test_without_a_server_it_says_which_variable_names_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = ["--workspace", str(tmp_path / "workspace")]
+    flags = ["--workspace", str(tmp_path / "workspace")]
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(tmp_path / "none"))
     assert "PREFECT_API_URL is not set: set it to the server's address" in refused(
-        monkeypatch, capsys, "up", "--worker-only", *place
+        monkeypatch, capsys, "up", "--worker-only", *flags
     )
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
-    assert "does not answer" in refused(monkeypatch, capsys, "up", "--worker-only", *place)
+    assert "does not answer" in refused(monkeypatch, capsys, "up", "--worker-only", *flags)
     assert not (tmp_path / "workspace").exists()
 
 

@@ -52,8 +52,8 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
     workspace, port, mlflow_port = project / "workspace", free_port(), free_port()
-    place = ["--workspace", str(workspace)]
-    said = attend("up", *place, "--port", str(port), "--mlflow-port", str(mlflow_port), project=project)
+    flags = ["--workspace", str(workspace)]
+    said = attend("up", *flags, "--port", str(port), "--mlflow-port", str(mlflow_port), project=project)
     try:
         assert f"http://127.0.0.1:{port}" in said
         found = service.running_service(workspace)
@@ -76,7 +76,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         attend("run", "small.yaml", "evaluation.beam=1", project=project)
         assert len(ask(f"{found.api}/flow_runs/filter", {"flow_runs": {"name": {"any_": ["small"]}}})) == 4
     finally:
-        attend("down", *place, project=project)
+        attend("down", *flags, project=project)
     assert service.running_service(workspace) is None
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -88,13 +88,13 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
 def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path) -> None:
     workspace = project / "workspace"
     shutil.copyfile(HERE / "prefect.yaml", project / "prefect.yaml")
-    place = ["--workspace", str(workspace), "--port", str(free_port()), "--mlflow-port", str(free_port())]
+    flags = ["--workspace", str(workspace), "--port", str(free_port()), "--mlflow-port", str(free_port())]
 
-    said = ""
+    text = ""
 
     def up(*arguments: str) -> tuple[str, dict[str, Any]]:
-        nonlocal said
-        said = attend("up", *arguments, *place, project=project)
+        nonlocal text
+        text = attend("up", *arguments, *flags, project=project)
         found = service.running_service(workspace)
         assert found is not None
         return found.api, {row["name"]: row for row in ask(f"{found.api}/deployments/filter", {})}
@@ -111,7 +111,7 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
         method="PATCH",
     )
     urllib.request.urlopen(pool, timeout=30).close()
-    attend("down", *place[:2], project=project)
+    attend("down", *flags[:2], project=project)
     changed = (project / "prefect.yaml").read_text().replace("every stage that is stale", "changed by hand")
     (project / "prefect.yaml").write_text(changed)
     try:
@@ -119,9 +119,9 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
         assert deployed["nightly"]["description"].startswith("changed by hand")
         active = {name for name, row in deployed.items() if any(item["active"] for item in row["schedules"])}
         assert active == {"nightly", "extraction", "evaluation"}
-        assert f"nightly: every day at 02:00 UTC ({project / 'small.yaml'})" in said
-        assert "extraction: every hour at 30 minutes past" in said and "evaluation: every Sunday at 06:00 UTC" in said
-        assert "captions: not scheduled" in said
+        assert f"nightly: every day at 02:00 UTC ({project / 'small.yaml'})" in text
+        assert "extraction: every hour at 30 minutes past" in text and "evaluation: every Sunday at 06:00 UTC" in text
+        assert "captions: not scheduled" in text
         assert deployed["extraction-on-a-cluster"]["parameters"]["preset"] == str(project / "small.yaml")
         assert deployed["nightly"]["parameters"] == {"preset": str(project / "small.yaml")}
         assert "attend" in deployed["captions"]["tags"]
@@ -132,7 +132,7 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
         assert len(ask(f"{api}/automations/filter", {})) == 4
         assert automations["attend-failed"]["actions"][0]["block_document_id"] == made["id"]
     finally:
-        attend("down", *place[:2], project=project)
+        attend("down", *flags[:2], project=project)
 
 
 class Webhook:
@@ -200,21 +200,21 @@ def test_a_run_survives_down_and_up_without_an_alarm(project: Path) -> None:
     config["training"] |= {"epochs": 5000, "patience": 5000}
     (project / "small.yaml").write_text(json.dumps(config))
     workspace, webhook = project / "workspace", Webhook()
-    place = ["--workspace", str(workspace), "--port", str(free_port()), "--mlflow-port", str(free_port())]
+    flags = ["--workspace", str(workspace), "--port", str(free_port()), "--mlflow-port", str(free_port())]
 
     def up(*arguments: str) -> service.Service:
-        attend("up", "small.yaml", *arguments, *place, project=project)
+        attend("up", "small.yaml", *arguments, *flags, project=project)
         found = service.running_service(workspace)
         assert found is not None
         return found
 
     try:
         make_block(up().api, webhook.address)
-        attend("down", *place[:2], project=project)
+        attend("down", *flags[:2], project=project)
         found = up("--notify", "custom-webhook/recorder")
         first = begin(found.api, workspace)
         began = time.monotonic()
-        said = attend("down", *place[:2], project=project)
+        said = attend("down", *flags[:2], project=project)
         assert ": stopped; the next run continues where it stopped" in said and time.monotonic() - began < 90
         (checkpoint,) = checkpoints(workspace)  # of the last step
         assert time.time() - checkpoint.stat().st_mtime < time.monotonic() - began
@@ -248,7 +248,7 @@ def test_a_run_survives_down_and_up_without_an_alarm(project: Path) -> None:
         begin(found.api, workspace)
         assert len(webhook.heard) == 1
     finally:
-        attend("down", *place[:2], project=project)
+        attend("down", *flags[:2], project=project)
 
 
 @pytest.mark.slow
@@ -262,8 +262,8 @@ def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
             assert begun.poll() is None and service.running_service(workspace) is None
             time.sleep(0.1)
         begun.send_signal(signal.SIGINT)
-        _, said = begun.communicate(timeout=120)
-    assert begun.returncode not in (0, None) and "Traceback" not in said
+        _, text = begun.communicate(timeout=120)
+    assert begun.returncode not in (0, None) and "Traceback" not in text
     assert not service.is_locked(workspace) and not is_listening(port)
 
 

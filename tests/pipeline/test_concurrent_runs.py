@@ -34,10 +34,10 @@ def start(folder: Path, name: str = "small", **changes: object) -> subprocess.Po
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
     """What each of them wrote; all of them must have done well."""
-    said = [process.communicate(timeout=900)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n\n".join(said)
-    assert not any("Traceback" in text or "database is locked" in text for text in said), "\n\n".join(said)
-    return said
+    output = [process.communicate(timeout=900)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n\n".join(output)
+    assert not any("Traceback" in text or "database is locked" in text for text in output), "\n\n".join(output)
+    return output
 
 
 def check(workspace: Path, runs: int) -> None:
@@ -92,8 +92,8 @@ def test_a_run_that_a_person_stops_is_cancelled_in_prefect(tmp_path: Path) -> No
         if "epoch 2/100" in line:
             break
     run.send_signal(signal.SIGINT)
-    said = run.communicate(timeout=120)[0]
-    assert run.returncode == 130 and "stopped: run the same command again to continue" in said
+    text = run.communicate(timeout=120)[0]
+    assert run.returncode == 130 and "stopped: run the same command again to continue" in text
     with sqlite3.connect(f"file:{tmp_path}/workspace/prefect/prefect.db?mode=ro", uri=True) as database:
         assert database.execute("select state_name from flow_run").fetchall() == [("Cancelled",)]
         states = dict(database.execute("select name, state_name from task_run").fetchall())

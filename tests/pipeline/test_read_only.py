@@ -74,10 +74,10 @@ def test_reading_needs_no_write_access(registered: Path, tmp_path: Path) -> None
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
-    said = done.stdout
-    assert [line.split()[1] for line in said.splitlines() if line.split()[:1] in (["caption"], ["models"])] == ["0"] * 4
-    assert "export 0" in said and "workspace 0" in said, said
-    assert "served models:/small@champion" in said and "loaded " in said, said + done.stderr
+    text = done.stdout
+    assert [line.split()[1] for line in text.splitlines() if line.split()[:1] in (["caption"], ["models"])] == ["0"] * 4
+    assert "export 0" in text and "workspace 0" in text, text
+    assert "served models:/small@champion" in text and "loaded " in text, text + done.stderr
     assert (home / "captions.csv").is_file() and (home / "exported" / "README.md").is_file()
     assert not (home / "captions.csv.parts").exists()
     assert sorted(registered.rglob("*")) == before

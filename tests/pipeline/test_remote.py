@@ -190,9 +190,9 @@ def test_no_more_is_kept_here_than_allowed(url: str, tmp_path: Path) -> None:
     blocks = on_machine(url, tmp_path / "two", machine__cache_gib=2.5 * shard / 2**30, training__block=4)
     run_all(blocks)
     assert artifacts(blocks, "train")["train"].ledger.counts["epochs"] == 2
-    kept = sum(path.stat().st_size for path in blocks.workspace.glob("grids/*/*.h5"))
+    before = sum(path.stat().st_size for path in blocks.workspace.glob("grids/*/*.h5"))
     assert blocks.machine.cache_gib is not None
-    assert 0 < kept <= blocks.machine.cache_gib * 2**30
+    assert 0 < before <= blocks.machine.cache_gib * 2**30
 
 
 def test_a_reader_gives_what_was_written_whatever_is_evicted(tmp_path: Path) -> None:

@@ -358,11 +358,11 @@ def test_the_dev_loss_is_that_of_the_captions_word_by_word(workspace: Path) -> N
     """In nats per token, of the weights that are kept, without label smoothing, dropout or penalties."""
     config = small(workspace, training__epochs=2, training__label_smoothing=0.1)
     run_stage(config, "train")
-    made = artifacts(config)
-    decoder: Any = trained.load_decoder(made["train"].path)[0]
-    grids = open_grids(made["extract"], config.machine)
+    results = artifacts(config)
+    decoder: Any = trained.load_decoder(results["train"].path)[0]
+    grids = open_grids(results["extract"], config.machine)
     total, number = 0.0, 0
-    for picture in read_captions(made["tensorise"].path, "dev"):
+    for picture in read_captions(results["tensorise"].path, "dev"):
         grid = torch.from_numpy(grids.read([picture.digest])).float()
         for caption in picture.tokens.tolist():
             state = decoder.start(grid)
@@ -370,7 +370,7 @@ def test_the_dev_loss_is_that_of_the_captions_word_by_word(workspace: Path) -> N
                 logits, state = decoder.step(state, torch.tensor([[word]]))
                 total -= float(torch.log_softmax(logits[0, 0].double(), dim=-1)[following].detach())
                 number += 1
-    history = pq.read_table(made["train"].path / trained.HISTORY).to_pylist()
+    history = pq.read_table(results["train"].path / trained.HISTORY).to_pylist()
     best = max(history, key=lambda row: (row["dev_bleu4"], row["epoch"]))
     assert best["dev_loss"] == pytest.approx(total / number, rel=1e-5)
     assert best["dev_perplexity"] == pytest.approx(math.exp(total / number), rel=1e-5)
@@ -419,17 +419,17 @@ def test_no_decoder_learns_to_end_where_a_caption_was_cut(workspace: Path) -> No
     """What is stored keeps its END; what is trained and validated on has it only where the caption really ended."""
     config = small(workspace, captions__max_tokens=5)
     run_stage(config, "tensorise")
-    made = artifacts(config, "tensorise")
-    stored = pq.read_table(made["tensorise"].path / CAPTIONS).to_pylist()
+    results = artifacts(config, "tensorise")
+    stored = pq.read_table(results["tensorise"].path / CAPTIONS).to_pylist()
     words = tokeniser(config.captions.tokeniser)
     texts = {
-        picture.digest: picture.captions for split in SPLITS for picture in read_pictures(made["ingest"].path, split)
+        picture.digest: picture.captions for split in SPLITS for picture in read_pictures(results["ingest"].path, split)
     }
     for digest, rows in itertools.groupby(stored, key=lambda row: str(row["digest"])):
         assert [row["cut"] for row in rows] == [len(words(text)) > 5 for text in texts[digest]]
     assert all(END in row["tokens"] for row in stored)
     assert 0 < sum(row["cut"] for row in stored) < len(stored)
-    read = [picture for split in ("train", "dev") for picture in read_captions(made["tensorise"].path, split)]
+    read = [picture for split in ("train", "dev") for picture in read_captions(results["tensorise"].path, split)]
     ends = np.concatenate([(picture.tokens == END).any(axis=1) for picture in read])
     assert ends.sum() == sum(not row["cut"] for row in stored if row["split"] != "test")
     batch = Batch.of(torch.zeros(1), torch.from_numpy(padded([picture.tokens for picture in read])))
@@ -438,13 +438,13 @@ def test_no_decoder_learns_to_end_where_a_caption_was_cut(workspace: Path) -> No
 
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
     evaluation, found = small(workspace).evaluation, artifacts(small(workspace))
-    told = json.loads((found["evaluate"].path / "scores.json").read_text())
-    told.pop("confidence")  # is judged where it is fitted
-    told.pop("neighbours")
+    record = json.loads((found["evaluate"].path / "scores.json").read_text())
+    record.pop("confidence")  # is judged where it is fitted
+    record.pop("neighbours")
     pictures, trained_on = (read_pictures(found["ingest"].path, split) for split in ("test", "train"))
     vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
-    assert score(predictions, pictures, trained_on, vocabulary, evaluation, evaluation.decoding()) == told
-    assert "tokeniser:ptb" in told["signature"] and "beam:2" in told["signature"]
+    assert score(predictions, pictures, trained_on, vocabulary, evaluation, evaluation.decoding()) == record
+    assert "tokeniser:ptb" in record["signature"] and "beam:2" in record["signature"]
 
 
 def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:
@@ -573,12 +573,12 @@ def test_a_picture_whose_disk_is_away_is_not_left_out_for_good(tmp_path: Path, f
     away.rename(back)
     with pytest.raises(AttendError, match=r"png: cannot be read on .*No such file.*run again when it can"):
         run_stage(config, "extract", inputs)
-    kept = {path: path.read_bytes() for path in config.workspace.glob("grids/*/shard-*")}
-    assert len(kept) >= 2
+    before = {path: path.read_bytes() for path in config.workspace.glob("grids/*/shard-*")}
+    assert len(before) >= 2
     back.rename(away)
     run_stage(config, "extract")
     assert artifacts(config)["extract"].ledger.counts["grids"] == 60
-    assert all(path.read_bytes() == data for path, data in kept.items())
+    assert all(path.read_bytes() == data for path, data in before.items())
 
 
 def test_a_photograph_replaced_before_it_is_registered_is_refused(tmp_path: Path, finished: Path) -> None:

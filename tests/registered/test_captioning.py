@@ -345,5 +345,5 @@ def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered:
     captioner.decoding = replace(captioner.decoding, min_length=5)
     photograph = pictures(registered)[0].read_bytes()
     for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
-        (said,) = captioner.caption([photograph], **asked)
-        assert said.error is None and len(said.alternatives) == alternatives
+        (captions,) = captioner.caption([photograph], **asked)
+        assert captions.error is None and len(captions.alternatives) == alternatives

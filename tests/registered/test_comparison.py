@@ -54,10 +54,10 @@ def coco_pt(path: Path) -> Path:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The settings of three registered captioners of one coco.pt."""
     folder = tmp_path_factory.mktemp("comparison")
-    given = [f"data.path={coco_pt(folder / 'coco.pt')}", f"machine.workspace={folder / 'workspace'}", *SMALL]
+    overrides = [f"data.path={coco_pt(folder / 'coco.pt')}", f"machine.workspace={folder / 'workspace'}", *SMALL]
     for preset in PRESETS:
-        register_all(load(preset, given))
-    return given
+        register_all(load(preset, overrides))
+    return overrides
 
 
 @pytest.fixture(scope="module")

@@ -140,8 +140,8 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registered:
         settings = {"data__pictures": 120, "data__test_share": 0.4, "training__epochs": 1, **changes}
         config = small(tmp_path / "workspace", **settings)
         register_all(config)
-        told: dict[str, str] = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
-        return told
+        record: dict[str, str] = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
+        return record
 
     monkeypatch.setattr("tasks.evaluation.evaluate_decoder.rows_of", rows_of)
     monkeypatch.setattr("tasks.evaluation.evaluate_decoder.write_predictions", predict)

@@ -172,30 +172,30 @@ def test_versions_side_by_side(
     scores = {item.score: item for item in found.scores}
     assert set(scores) == {"bleu1", "bleu2", "bleu3", "bleu4", "truth"} and scores["bleu4"].second == 100.0
     assert all(" ".join(pair[0].caption) == "nothing" for pair in found.captions.values())
-    place = ["--workspace", str(workspace)]
-    code, out, _ = attend(monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", *place)
+    flags = ["--workspace", str(workspace)]
+    code, out, _ = attend(monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", *flags)
     assert code == 0 and "+100.00" in out and out.count("small/1  nothing") == min(10, len(found.captions))
     code, out, _ = attend(
-        monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--json", *place
+        monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--json", *flags
     )
     assert len(json.loads(out)["captions"]) == len(found.captions)
-    assert "give two versions or more" in refused(monkeypatch, capsys, "models", "compare", "models:/small/1", *place)
+    assert "give two versions or more" in refused(monkeypatch, capsys, "models", "compare", "models:/small/1", *flags)
     assert "--page: needs --on CONFIG" in refused(
-        monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--page", "c.html", *place
+        monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--page", "c.html", *flags
     )
-    line = refused(monkeypatch, capsys, "models", "promote", "models:/small/1", *place)
+    line = refused(monkeypatch, capsys, "models", "promote", "models:/small/1", *flags)
     assert "not promoted: version 1 is challenger: it does not beat version 2" in line
-    code, out, _ = attend(monkeypatch, capsys, "models", "promote", "models:/small/1", "--force", *place)
+    code, out, _ = attend(monkeypatch, capsys, "models", "promote", "models:/small/1", "--force", *flags)
     assert code == 0 and out.startswith(
         "version 1 is champion: by hand, although it does not beat version 2: bleu4 0.00"
     )
-    code, out, err = attend(monkeypatch, capsys, "models", "rollback", "small", *place)
+    code, out, err = attend(monkeypatch, capsys, "models", "rollback", "small", *flags)
     assert code == 0 and aliases(tmp_path)["champion"] == 2, err
-    assert "no such model" in refused(monkeypatch, capsys, "models", "promote", "models:/small/9", *place)
+    assert "no such model" in refused(monkeypatch, capsys, "models", "promote", "models:/small/9", *flags)
     assert "a rollback restores the champion before" in refused(
-        monkeypatch, capsys, "models", "rollback", "models:/small/2", *place
+        monkeypatch, capsys, "models", "rollback", "models:/small/2", *flags
     )
-    assert refused(monkeypatch, capsys, "models", "rollback", "smal", *place)
+    assert refused(monkeypatch, capsys, "models", "rollback", "smal", *flags)
 
 
 def test_versions_are_compared_by_the_metrics_that_all_have(
@@ -316,13 +316,13 @@ def test_commands_without_a_model_use_the_one_promoted_to_last(
     client.create_registered_model("theirs")
     client.set_registered_model_tag("small", "touched", "now")
     assert default_champion(client, workspace) == "models:/second@champion"
-    place = ["--workspace", str(workspace)]
-    assert attend(monkeypatch, capsys, "models", "use", "small", *place)[1] == "in use: models:/small@champion\n"
+    flags = ["--workspace", str(workspace)]
+    assert attend(monkeypatch, capsys, "models", "use", "small", *flags)[1] == "in use: models:/small@champion\n"
     assert default_champion(client, workspace) == "models:/small@champion"
     assert "theirs: no model of this name has a champion" in refused(
-        monkeypatch, capsys, "models", "use", "theirs", *place
+        monkeypatch, capsys, "models", "use", "theirs", *flags
     )
-    attend(monkeypatch, capsys, "models", "use", *place)
+    attend(monkeypatch, capsys, "models", "use", *flags)
     assert default_champion(client, workspace) == "models:/second@champion"
 
 

@@ -97,7 +97,7 @@ pictures = sorted(pathlib.Path({str(workspace)!r}).glob("artifacts/ingest/*/{GEN
 
 
 def test_the_model_captions_without_this_project(workspace: Path) -> None:
-    said = outside(
+    text = outside(
         workspace,
         """
 import json
@@ -108,7 +108,7 @@ print(json.dumps([row["caption"] for row in rows]))
     )
     captioner = registry_captioner(workspace)
     expected = [item.caption for item in captioner.caption([path.read_bytes() for path in pictures(workspace)[:20]])]
-    assert json.loads(said.splitlines()[-1]) == expected
+    assert json.loads(text.splitlines()[-1]) == expected
     assert len(set(expected)) > 1
 
 
@@ -130,7 +130,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     client = tracking.connect(workspace)
     run_id = client.create_run(get_or_create_experiment(client, workspace, "other")).info.run_id
     address = log_model(run_id, "small.1", {"torch": tmp_path / "bundle"}, captioner)
-    said = outside(
+    text = outside(
         workspace,
         f"""
 import types
@@ -141,7 +141,7 @@ data = {{"image": [pictures[0].read_bytes()]}}
 print(one.predict(data)[0]["caption"]); print(two.predict(data)[0]["caption"]); print(one.predict(data)[0]["caption"])
 """,
     )
-    first, second, again = said.splitlines()[-3:]
+    first, second, again = text.splitlines()[-3:]
     assert first == again and second == first.upper() and second != first
 
 

@@ -105,9 +105,9 @@ def test_backbone_decoder_and_words_come_from_it_and_grids_are_found_again(base:
     run_stage(config, "ingest")
     for name in ("extract", "tensorise", "train"):
         run_stage(config, name)
-    made = artifacts(config, "train")
-    assert read_identity(made["extract"]) == read_identity(artifacts(of_base)["extract"])
-    assert "starts from the weights of models:/small/1 of" in made["train"].ledger.notes[0]
+    results = artifacts(config, "train")
+    assert read_identity(results["extract"]) == read_identity(artifacts(of_base)["extract"])
+    assert "starts from the weights of models:/small/1 of" in results["train"].ledger.notes[0]
 
 
 def test_weights_begin_as_they_were(base: Path, tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_what_is_in_object_storage_is_downloaded_once_and_kept_while_a_run_needs
     path = own(tmp_path, storage)
     first = load(str(path)).starting_point
     assert first is not None and first.address == storage
-    kept = [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
+    before = [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
     config = load(str(path))
     assert config.starting_point == first
-    assert kept == [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
+    assert before == [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
 
     def users() -> list[tuple[str, ...]]:
         return [item.needed_by for item in usage(Workspace(config.workspace)) if item.what == "captioner to start from"]
@@ -310,13 +310,13 @@ def test_no_word_is_lost_and_the_memory_finds_pictures_of_both(joined: Config, e
 
 
 def test_a_captioner_records_what_it_started_from(joined: Config, exported: Path, tmp_path: Path) -> None:
-    made = captioner_artifacts(joined)
-    captioner = make_captioner(joined, made)
+    results = captioner_artifacts(joined)
+    captioner = make_captioner(joined, results)
     write_bundle(captioner, tmp_path / "second")
     origin = json.loads((tmp_path / "second" / "config.json").read_text())["started_from"]
     assert origin["address"] == f"models:/small/1 in {exported}"
     assert f"- started from: {origin['address']} ({origin['digest'][:12]})" in card(
-        joined, made, read_scores(made.scores.path)
+        joined, results, read_scores(results.scores.path)
     )
     third = load(str(own(tmp_path, tmp_path / "second")))
     assert third.starting_point is not None
@@ -382,17 +382,19 @@ def test_captions_in_other_words_are_warned_of(exported: Path, photos: dict[str,
     values = yaml.safe_load(path.read_text()) | {"data": photos}
     path.write_text(yaml.safe_dump(values))
     config = load(str(path))
-    made = _trained(config)
-    assert "knows only 0% of the words" in " ".join(made["train"].ledger.notes)
-    assert not any("--from" in line for line in advice(config, made))
+    results = _trained(config)
+    assert "knows only 0% of the words" in " ".join(results["train"].ledger.notes)
+    assert not any("--from" in line for line in advice(config, results))
 
 
 def test_few_captions_are_advised_to_start_from_a_captioner(photos: dict[str, Any], tmp_path: Path) -> None:
     config = small(tmp_path, data=photos, training__epochs=3, training__patience=1)
-    made = _trained(config)
-    ended, start, *others = advice(config, made)
-    epochs = len(pq.read_table(made["train"].path / HISTORY))
+    results = _trained(config)
+    ended, start, *others = advice(config, results)
+    epochs = len(pq.read_table(results["train"].path / HISTORY))
     assert ("more of them may help" in ended) == (epochs == 3 and "the last of 3 epochs" in ended)
-    number = made["tensorise"].ledger.counts["captions"] - sum(made["ingest"].ledger.counts[s] for s in ("dev", "test"))
+    number = results["tensorise"].ledger.counts["captions"] - sum(
+        results["ingest"].ledger.counts[s] for s in ("dev", "test")
+    )
     assert f"with {number:.0f} captions to learn from" in start and "--from models:/NAME@champion" in start
     assert "docs/few-photographs.md" in others[-1]

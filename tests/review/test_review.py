@@ -115,8 +115,8 @@ def test_corrections_are_data_of_which_what_was_asked_at_random_is_test(register
         evaluation__metrics=["bleu"],
     )
     run_stage(config, "ingest")
-    made = artifacts(config, "ingest")["ingest"].path
-    found = {split: {p.name: p.captions for p in read_pictures(made, split)} for split in ("train", "test")}
+    artifact = artifacts(config, "ingest")["ingest"].path
+    found = {split: {p.name: p.captions for p in read_pictures(artifact, split)} for split in ("train", "test")}
     assert {f"people/{name}" for name in names[:5]} <= set(found["test"])
     assert {f"people/{name}" for name in names[5:11]} <= set(found["train"])
     assert found["train"][f"people/{names[10]}"] == ["two dogs"]
@@ -165,9 +165,9 @@ def test_answers_join_by_themselves_and_status_says_how_many_are_new(
         tmp_path / "workspace" / "reviews.jsonl",
         [answer(name=name, picture=digest_of_file(photos / name), chosen="least sure") for name in answered],
     )
-    said = attend_at(monkeypatch, capsys, "status", "photos.yaml", *settings)[1]
+    text = attend_at(monkeypatch, capsys, "status", "photos.yaml", *settings)[1]
     assert (
-        "stale       ingest    3 new answers, 2 pictures of answers left out there: in another split of photos" in said
+        "stale       ingest    3 new answers, 2 pictures of answers left out there: in another split of photos" in text
     )
     run_stage(config, "ingest")
     trained_on = read_pictures(artifacts(config, "ingest")["ingest"].path, "train")
@@ -206,12 +206,12 @@ def test_the_report_of_the_next_version_tells_what_people_accepted(registered: P
 
 
 def test_figures() -> None:
-    said = [answer(picture=f"{at:064x}", who=None) for at in range(6)]
-    said += [answer(picture=f"{at:064x}", verdict="edited", given="a cat runs", confidence=0.1) for at in range(6, 8)]
-    said += [answer(picture=f"{9:064x}", verdict="skipped", given=None)]
-    said += [answer(picture=f"{10:064x}", chosen="least sure", verdict="rejected", given=None, model="models:/small/2")]
-    said += [answer(picture=f"{0:064x}", who="bob", verdict="rejected", given=None, when="2026-02-09T09:30:00Z")]
-    found = summarise(said)
+    rows = [answer(picture=f"{at:064x}", who=None) for at in range(6)]
+    rows += [answer(picture=f"{at:064x}", verdict="edited", given="a cat runs", confidence=0.1) for at in range(6, 8)]
+    rows += [answer(picture=f"{9:064x}", verdict="skipped", given=None)]
+    rows += [answer(picture=f"{10:064x}", chosen="least sure", verdict="rejected", given=None, model="models:/small/2")]
+    rows += [answer(picture=f"{0:064x}", who="bob", verdict="rejected", given=None, when="2026-02-09T09:30:00Z")]
+    found = summarise(rows)
     assert found.verdicts == {"accepted": 6, "edited": 2, "rejected": 2, "skipped": 1}
     [version] = found.versions
     assert (version.of, version.accepted, version.judged) == ("models:/small/1", 6, 9)

@@ -92,30 +92,30 @@ def answer(to: Assignments, person: str, of: Question, reply: Reply, now: float 
 
 def test_nobody_gets_anothers_picture_and_each_is_asked_once() -> None:
     record = InMemory()
-    given = assignments(range(40), record)
+    queue = assignments(range(40), record)
     people = [number(at) for at in range(7)]
     at = 0
-    while given.counts[0]:
-        all_asked = [(person, given.next(person, float(at))) for person in people]
+    while queue.counts[0]:
+        all_asked = [(person, queue.next(person, float(at))) for person in people]
         held = [found.picture for _, found in all_asked if found is not None]
         assert len(set(held)) == len(held)
         for person, found in all_asked:
-            assert given.next(person, float(at)) == found  # the same until it is answered
+            assert queue.next(person, float(at)) == found  # the same until it is answered
         for person, found in all_asked[at % 3 :]:
             if found is not None:
                 at += 1
-                assert answer(given, person, found, accepted(at), float(at)) == "taken"
+                assert answer(queue, person, found, accepted(at), float(at)) == "taken"
     assert Counter(item["picture"] for item in record.written) == {question(at).picture: 1 for at in range(40)}
-    assert given.next(ANN, 0.0) is None and given.counts == (0, 40)
+    assert queue.next(ANN, 0.0) is None and queue.counts == (0, 40)
 
 
 def test_an_answer_that_is_sent_twice_is_taken_once() -> None:
     record = InMemory()
-    given = assignments(range(2), record)
-    first = asked(given, ANN)
-    assert answer(given, ANN, first, accepted(1)) == "taken"
-    assert answer(given, ANN, first, accepted(1)) == "taken"  # the confirmation was lost
-    assert answer(given, BOB, first, accepted(2)) == "lost"
+    queue = assignments(range(2), record)
+    first = asked(queue, ANN)
+    assert answer(queue, ANN, first, accepted(1)) == "taken"
+    assert answer(queue, ANN, first, accepted(1)) == "taken"  # the confirmation was lost
+    assert answer(queue, BOB, first, accepted(2)) == "lost"
     assert len(record.written) == 1
     # The server died after the answer was in the file.
     again = assignments([1], record)
@@ -124,8 +124,8 @@ def test_an_answer_that_is_sent_twice_is_taken_once() -> None:
 
 def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
     record = InMemory()
-    given = assignments(range(3), record)
-    first, second = asked(given, ANN), asked(given, BOB)
+    queue = assignments(range(3), record)
+    first, second = asked(queue, ANN), asked(queue, BOB)
     again = assignments(range(3), record)
     assert again.next(EVE, 1.0) not in (first, second)
     assert again.next(ANN, 1.0) == first and again.next(BOB, 1.0) == second
@@ -133,16 +133,16 @@ def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
 
 def test_what_was_answered_is_not_asked_again_though_the_server_died_before_it_let_go_of_it() -> None:
     record = InMemory()
-    given = assignments(range(3), record)
-    first = asked(given, ANN)
+    queue = assignments(range(3), record)
+    first = asked(queue, ANN)
     for at in (1, 2):
         held = record.held()
-        answer(given, ANN, first, accepted(at))
+        answer(queue, ANN, first, accepted(at))
         record.hold(held)  # as it was when the server died
-        given = assignments([1, 2], record)
-        assert given.next(ANN, 0.0) != first and given.next(BOB, 0.0) != first
+        queue = assignments([1, 2], record)
+        assert queue.next(ANN, 0.0) != first and queue.next(BOB, 0.0) != first
         if at == 1:
-            undone = given.undo(ANN, number(90), 0.0)
+            undone = queue.undo(ANN, number(90), 0.0)
             assert undone is not None and undone.picture == first.picture
     assert len(record.written) == 2
 
@@ -157,60 +157,60 @@ def test_an_answer_is_taken_though_the_queue_is_another_one_by_then() -> None:
 
 def test_a_picture_that_was_left_is_asked_again_but_not_while_it_is_held() -> None:
     record = InMemory()
-    given = assignments([0], record)
-    held = asked(given, ANN)
-    assert given.next(BOB, KEPT - 1) is None
-    assert answer(given, BOB, held, accepted(1), KEPT - 1) == "lost"
-    assert given.next(BOB, KEPT + 1) == held
-    assert answer(given, ANN, held, accepted(2), KEPT + 2) == "lost"  # Bob has it now
-    assert answer(given, BOB, held, accepted(3), KEPT + 3) == "taken"
+    queue = assignments([0], record)
+    held = asked(queue, ANN)
+    assert queue.next(BOB, KEPT - 1) is None
+    assert answer(queue, BOB, held, accepted(1), KEPT - 1) == "lost"
+    assert queue.next(BOB, KEPT + 1) == held
+    assert answer(queue, ANN, held, accepted(2), KEPT + 2) == "lost"  # Bob has it now
+    assert answer(queue, BOB, held, accepted(3), KEPT + 3) == "taken"
     assert [item["source"] for item in record.written] == [f"page {BOB} {number(3)}"]
     # While others are free, who was away for long keeps theirs.
-    given = assignments([0, 1], InMemory())
-    mine = asked(given, ANN)
-    assert given.next(BOB, 10 * KEPT) != mine and given.next(ANN, 11 * KEPT) == mine
+    queue = assignments([0, 1], InMemory())
+    mine = asked(queue, ANN)
+    assert queue.next(BOB, 10 * KEPT) != mine and queue.next(ANN, 11 * KEPT) == mine
 
 
 def test_undo_asks_once_more_and_the_last_answer_counts() -> None:
     record = InMemory()
-    given = assignments(range(4), record)
-    assert given.undo(ANN, number(90), 0.0) is None
-    first = asked(given, ANN)
-    answer(given, ANN, first, accepted(1, verdict="rejected", given=None))
-    other = asked(given, ANN)
+    queue = assignments(range(4), record)
+    assert queue.undo(ANN, number(90), 0.0) is None
+    first = asked(queue, ANN)
+    answer(queue, ANN, first, accepted(1, verdict="rejected", given=None))
+    other = asked(queue, ANN)
     assert other != first
-    assert given.undo(BOB, number(91), 0.0) is None  # it is another's answer
-    told = given.to_undo(ANN, number(92))
+    assert queue.undo(BOB, number(91), 0.0) is None  # it is another's answer
+    told = queue.to_undo(ANN, number(92))
     assert told is not None and told["verdict"] == "rejected"
     for _ in range(2):  # the response of the first was lost
-        undone = given.undo(ANN, number(92), 0.0)
+        undone = queue.undo(ANN, number(92), 0.0)
         assert undone is not None and undone.picture == first.picture
-    assert given.next(ANN, 0.0) == undone and given.next(BOB, 0.0) == other
+    assert queue.next(ANN, 0.0) == undone and queue.next(BOB, 0.0) == other
     # The server dies, and what was undone is undone. The name was told meanwhile: it is the same person.
-    given = assignments([2, 3], record)
-    assert given.next(ANN, 0.0) == undone
-    assert answer(given, ANN, first, accepted(2, who="Ann")) == "taken"
+    queue = assignments([2, 3], record)
+    assert queue.next(ANN, 0.0) == undone
+    assert answer(queue, ANN, first, accepted(2, who="Ann")) == "taken"
     assert [item["verdict"] for item in latest(record.written)] == ["accepted"] and len(record.written) == 2
 
 
 def test_who_goes_further_back_lets_the_last_answer_stand() -> None:
     record = InMemory()
-    given = assignments(range(3), record)
+    queue = assignments(range(3), record)
     for at in (1, 2):
-        answer(given, ANN, asked(given, ANN), accepted(at))
-    one, two = (given.undo(ANN, number(at), 0.0) for at in (90, 91))
+        answer(queue, ANN, asked(queue, ANN), accepted(at))
+    one, two = (queue.undo(ANN, number(at), 0.0) for at in (90, 91))
     assert one is not None and two is not None
     assert [one.picture, two.picture] == [question(1).picture, question(0).picture]
-    assert given.undo(ANN, number(92), 0.0) is None and given.next(ANN, 0.0) == two
-    assert answer(given, ANN, two, accepted(3, verdict="skipped")) == "taken"
-    assert given.next(BOB, 0.0) == question(2) and given.next(ANN, 0.0) is None
+    assert queue.undo(ANN, number(92), 0.0) is None and queue.next(ANN, 0.0) == two
+    assert answer(queue, ANN, two, accepted(3, verdict="skipped")) == "taken"
+    assert queue.next(BOB, 0.0) == question(2) and queue.next(ANN, 0.0) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confirmed_is_lost(seed: int) -> None:
     chance = random.Random(seed)
     record = InMemory()
-    given = assignments(range(12), record)
+    queue = assignments(range(12), record)
     confirmed: dict[str, str] = {}  # picture -> the person whose answer was confirmed
     sees: dict[str, Question | None] = {}
     for step in range(400):
@@ -218,15 +218,15 @@ def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confi
         what = chance.random()
         before = record.held()
         if what < 0.15:
-            given.undo(person, number(step), 0.0)
+            queue.undo(person, number(step), 0.0)
             sees.pop(person, None)
             before = record.held()
         elif person not in sees:
-            sees[person] = given.next(person, 0.0)
+            sees[person] = queue.next(person, 0.0)
             before = record.held()
         elif (found := sees[person]) is not None:
             for _ in range(chance.choice((1, 2))):  # the confirmation may be lost
-                assert answer(given, person, found, accepted(1000 + step)) == "taken"
+                assert answer(queue, person, found, accepted(1000 + step)) == "taken"
             assert confirmed.setdefault(found.picture, person) == person
             del sees[person]
         else:
@@ -236,17 +236,17 @@ def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confi
         if chance.random() < 0.1:  # the server dies, perhaps before it let go of what was answered
             record.hold(chance.choice((before, record.held())))
             left = [at for at in range(12) if question(at).picture not in {item["picture"] for item in record.written}]
-            given = assignments(chance.sample(left, len(left)), record)
+            queue = assignments(chance.sample(left, len(left)), record)
     assert len(confirmed) == 12 and {item["picture"] for item in record.written} == set(confirmed)
 
 
 def test_what_cannot_be_written_is_refused_and_is_still_asked() -> None:
-    given = assignments([0], InMemory())
-    first = asked(given, ANN)
+    queue = assignments([0], InMemory())
+    first = asked(queue, ANN)
     with pytest.raises(AttendError, match="the answer: given: "):
-        answer(given, ANN, first, accepted(1, given="\ud800"))
-    assert answer(given, ANN, first, accepted(1)) == "taken"
-    assert given.answer(ANN, "c" * 64, "x", accepted(2), 0.0) == "lost"
+        answer(queue, ANN, first, accepted(1, given="\ud800"))
+    assert answer(queue, ANN, first, accepted(1)) == "taken"
+    assert queue.answer(ANN, "c" * 64, "x", accepted(2), 0.0) == "lost"
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +290,9 @@ def said(look: dict[str, Any], at: int, **changes: Any) -> dict[str, Any]:
 
 def test_a_question_has_what_the_page_shows(registered: Path, inbox: Path, tmp_path: Path) -> None:
     with opened(inbox, registered, tmp_path / "r.jsonl") as client:
-        status, told = client.sent("/next")
-        look = told["question"]
-        assert status == 200 and (told["left"], told["of"]) == (20, 20)
+        status, body = client.sent("/next")
+        look = body["question"]
+        assert status == 200 and (body["left"], body["of"]) == (20, 20)
         assert digest_of_file(inbox / look["name"]) == look["picture"]
         assert " ".join(look["words"]) == look["shown"] and len(look["attention"]) == len(look["words"])
         assert [len(set(place)) for place in look["likely"]] == [6] * len(look["words"])
@@ -301,8 +301,8 @@ def test_a_question_has_what_the_page_shows(registered: Path, inbox: Path, tmp_p
         assert response.headers["content-type"] == "image/jpeg"
         assert Image.open(io.BytesIO(response.content)).size == Image.open(inbox / look["name"]).size
         assert client.sent("/answer", **said(look, 1)) == (200, {"left": 19, "of": 20})
-        status, told = client.sent("/undo", number=number(9))
-        assert told["question"] == look and told["answer"] == {"verdict": "accepted", "given": look["shown"]}
+        status, body = client.sent("/undo", number=number(9))
+        assert body["question"] == look and body["answer"] == {"verdict": "accepted", "given": look["shown"]}
         client.sent("/answer", **said(look, 2, verdict="edited", given="  a  dog "))
         written = [item for _, item in read_answers(tmp_path / "r.jsonl")]
         assert [(item["given"], item["who"]) for item in written] == [(look["shown"], "Ann"), ("a dog", "Ann")]
@@ -314,17 +314,17 @@ def test_a_photograph_that_is_gone_is_not_asked_about(registered: Path, inbox: P
     with opened(own, registered, tmp_path / "r.jsonl") as client:
         first = client.sent("/next")[1]["question"]
         (own / first["name"]).unlink()
-        status, told = client.sent("/next")
-        assert status == 200 and told["question"]["picture"] != first["picture"] and told["of"] == 19
-        shutil.copy(own / told["question"]["name"], own / first["name"])
+        status, body = client.sent("/next")
+        assert status == 200 and body["question"]["picture"] != first["picture"] and body["of"] == 19
+        shutil.copy(own / body["question"]["name"], own / first["name"])
         assert client.get(f"/photograph/{first['picture']}").status_code == 404
         # What cannot be undone takes nothing from who asks for it.
-        look = told["question"]
+        look = body["question"]
         client.sent("/answer", **said(look, 1))
         (own / look["name"]).unlink()
         now = client.sent("/next")[1]["question"]
-        status, told = client.sent("/undo", number=number(9))
-        assert status == 409 and told["error"] == f"{look['name']}: is not there any more: it cannot be undone"
+        status, body = client.sent("/undo", number=number(9))
+        assert status == 409 and body["error"] == f"{look['name']}: is not there any more: it cannot be undone"
         assert client.sent("/next")[1]["question"] == now
 
 
@@ -392,8 +392,8 @@ def test_two_servers_do_not_ask_about_the_same_answers(tmp_path: Path) -> None:
 def test_a_link_to_the_answers_stays_one(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "r.jsonl").symlink_to(tmp_path / "disk" / "r.jsonl")
-    given = assignments([0], record := InMemory())
-    answer(given, ANN, asked(given, ANN), accepted(1))
+    queue = assignments([0], record := InMemory())
+    answer(queue, ANN, asked(queue, ANN), accepted(1))
     AnswerFile(tmp_path / "r.jsonl").write(record.written[0])
     assert (tmp_path / "r.jsonl").is_symlink() and len(list(read_answers(tmp_path / "disk" / "r.jsonl"))) == 1
 

@@ -85,11 +85,11 @@ def test_every_form_of_a_request(client: TestClient, photographs: list[bytes], e
         {"inputs": {"image": encoded}},
         {"instances": [{"image": item} for item in encoded], "params": {"beam_size": 0}},
     ):
-        status, told = sent(client, body)
-        assert status == 200 and [row["caption"] for row in told["predictions"]] == expected
+        status, reply = sent(client, body)
+        assert status == 200 and [row["caption"] for row in reply["predictions"]] == expected
     table = "image\n" + "\n".join(encoded)
-    told = client.post("/invocations", content=table, headers={"Content-Type": "text/csv"}).json()
-    assert [row["caption"] for row in told["predictions"]] == expected
+    reply = client.post("/invocations", content=table, headers={"Content-Type": "text/csv"}).json()
+    assert [row["caption"] for row in reply["predictions"]] == expected
     one = client.post("/caption", content=photographs[0], headers={"Content-Type": "image/png"})
     assert one.status_code == 200 and one.json()["caption"] == expected[0]
 
@@ -122,8 +122,8 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
     row = client.post(query, content=photographs[0], headers={"Content-Type": "image/png"}).json()
     assert len(row["alternatives"]) == 1 and len(row["attention"]) == len(row["tokens"]) <= 9
     drawn = {"inputs": [text(photographs[0])], "params": {"temperature": 1.5, "top_p": 0.9, "n_best": 5}}
-    status, told = sent(client, drawn)
-    assert status == 200 and len(told["predictions"][0]["alternatives"]) == 4
+    status, body = sent(client, drawn)
+    assert status == 200 and len(body["predictions"][0]["alternatives"]) == 4
     for params, line in (
         ({"beam_size": 99}, "beam_size is 99: give 1 to 32, or 0 for the model's own"),
         ({"beam_size": 2, "n_best": 4}, "n_best: a beam of 2 cannot give 4 captions"),
@@ -136,8 +136,8 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
         ({"return_attention": "perhaps"}, "return_attention: is 'perhaps': Input should be a valid boolean"),
         ({"beamsize": 2}, "beamsize: no such field; did you mean 'beam_size'?"),
     ):
-        status, told = sent(client, {"inputs": [text(photographs[0])], "params": params})
-        assert status == 400 and line in told["error"], told
+        status, body = sent(client, {"inputs": [text(photographs[0])], "params": params})
+        assert status == 400 and line in body["error"], body
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_pictures_refused_one_by_one(client: TestClient, photographs: list[bytes
     scan = slow.getvalue()[slow.getvalue().rindex(b"\xff\xda") : -2]
     bad[-1] = slow.getvalue()[:-2] + scan * 300 + b"\xff\xd9"
     images = [photographs[0], *bad, photographs[2]]
-    status, told = sent(client, {"inputs": [text(item) for item in images]})
-    rows = told["predictions"]
+    status, body = sent(client, {"inputs": [text(item) for item in images]})
+    rows = body["predictions"]
     assert status == 200 and [row["error"] is None for row in rows] == [True, *[False] * 3, True, *[False] * 2, True]
     assert rows[0]["caption"] == expected[0] and rows[-1]["caption"] == expected[2]
     assert "81,000,000 pixels, over the limit of 50,000,000" in rows[3]["error"]
     assert rows[6]["error"] == "has more scans or segments than any photograph"
     Image.new("1", (7000, 7000)).save(file := io.BytesIO(), "PNG")
-    status, told = sent(client, {"inputs": [text(file.getvalue())] * 2})
-    assert status == 413 and "98,000,000 pixels: send 90,000,000 at most in a request" in told["error"]
+    status, body = sent(client, {"inputs": [text(file.getvalue())] * 2})
+    assert status == 413 and "98,000,000 pixels: send 90,000,000 at most in a request" in body["error"]
 
 
 def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
@@ -342,8 +342,8 @@ def serving(workspace: Path, *options: str) -> Iterator[int]:
         yield found
     finally:
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert "Traceback" not in said and f"at http://127.0.0.1:{found}" in said
+        _, text = process.communicate(timeout=60)
+    assert "Traceback" not in text and f"at http://127.0.0.1:{found}" in text
 
 
 @pytest.fixture(scope="module")
@@ -354,11 +354,11 @@ def port(registered: Path) -> Iterator[int]:
 
 def raw(port: int, data: bytes, seconds: float = 15) -> bytes:
     """What the server answers to these bytes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as place:
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         answer = b""
         try:
-            place.sendall(data)
-            while part := place.recv(65536):
+            connection.sendall(data)
+            while part := connection.recv(65536):
                 answer += part
         except (TimeoutError, ConnectionResetError):
             pass
@@ -416,15 +416,15 @@ def test_a_client_that_never_ends_its_head_is_left(port: int) -> None:
 @pytest.mark.slow
 def test_a_client_that_was_answered_and_never_ends_its_body_is_left(port: int) -> None:
     begun = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as place:
-        place.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
-        assert place.recv(65536).startswith(b"HTTP/1.1 200")
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         with contextlib.suppress(ConnectionResetError):
             while True:
-                place.sendall(b"x")
-                place.settimeout(1)
+                connection.sendall(b"x")
+                connection.settimeout(1)
                 with contextlib.suppress(TimeoutError):
-                    if not place.recv(65536):
+                    if not connection.recv(65536):
                         break
                 assert time.monotonic() - begun < 25
     assert 5 < time.monotonic() - begun < 25
@@ -534,8 +534,8 @@ def test_after_sigterm_it_answers_for_a_while_and_says_that_it_leaves(
             break
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
-    status, connection, told = asked(port, "/ready")
-    assert (status, connection, told["ready"]) == (503, "close", False)
+    status, connection, body = asked(port, "/ready")
+    assert (status, connection, body["ready"]) == (503, "close", False)
     status, connection, row = asked(port, "/caption", photographs[0])
     assert (status, connection, row["caption"]) == (200, "close", expected[0])
     assert process.wait(30) == 0
@@ -616,8 +616,8 @@ def test_a_restart_on_a_socket_that_is_handed_over_loses_no_request(
 
 
 def test_the_description_names_every_route_and_parameter(client: TestClient, served: RegisteredModel) -> None:
-    told = client.get("/openapi.json").json()
-    assert set(told["paths"]) == {
+    reply = client.get("/openapi.json").json()
+    assert set(reply["paths"]) == {
         "/caption",
         "/invocations",
         "/health",
@@ -627,15 +627,15 @@ def test_the_description_names_every_route_and_parameter(client: TestClient, ser
         "/version",
         "/metrics",
     }
-    query = told["paths"]["/caption"]["post"]["parameters"]
+    query = reply["paths"]["/caption"]["post"]["parameters"]
     assert {item["name"]: item["schema"]["type"] for item in query} == {
         name: {int: "integer", float: "number", bool: "boolean", str: "string"}[kind] for name, kind in TYPES.items()
     }
     assert client.request("TRACE", "/ready").headers["Allow"] and client.head("/health").status_code == 200
-    text = json.dumps(told)
+    text = json.dumps(reply)
     assert '"$ref": "#/components/schemas/Record"' in text
     for name in re.findall(r'"\$ref": "([^"]+)"', text):
-        part = told
+        part = reply
         for step in name.removeprefix("#/").split("/"):
             part = part[step]
 

@@ -88,13 +88,15 @@ def test_the_loss_is_a_mean_over_tokens_or_over_captions(mean: Literal["tokens",
 
 def test_scheduled_sampling_trains(workspace: Path) -> None:
     """It learns, by other steps than without: the words read are the model's own in part."""
-    made = []
+    results = []
     for share in (0.0, 0.5):
         config = small(workspace, training__scheduled_sampling=share, training__epochs=3)
         run_all(config)
-        made.append(artifacts(config, "train")["train"])
-    plain, sampled = ([row["loss"] for row in pq.read_table(artifact.path / HISTORY).to_pylist()] for artifact in made)
+        results.append(artifacts(config, "train")["train"])
+    plain, sampled = (
+        [row["loss"] for row in pq.read_table(artifact.path / HISTORY).to_pylist()] for artifact in results
+    )
     assert sampled[0] > sampled[1] > sampled[2]
     # Its share grows from nothing: the first steps are alike, the later ones are harder.
     assert abs(sampled[0] - plain[0]) < 0.05 and sampled[2] != plain[2]
-    assert made[0].products["weights"] != made[1].products["weights"]
+    assert results[0].products["weights"] != results[1].products["weights"]

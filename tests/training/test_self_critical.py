@@ -152,15 +152,15 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     critical = {**CRITICAL, "epochs": 12, "samples": 10}
     config = small(workspace, **learning, self_critical=critical)
     run(config)
-    made = artifacts(config, "evaluate")
-    rows = pq.read_table(made["self_critical"].path / trained.HISTORY).to_pylist()
+    results = artifacts(config, "evaluate")
+    rows = pq.read_table(results["self_critical"].path / trained.HISTORY).to_pylist()
     assert rows[0]["epoch"] == 0 and math.isnan(rows[0]["reward"])  # what it begins with
     rewards = [row["reward"] for row in rows[1:]]
     assert sum(rewards[-3:]) > sum(rewards[:3])
-    keys = made["evaluate"].ledger.parts["upstream"]
-    assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
-    decoder: Any = trained.load_decoder(made["self_critical"].path)[0]
-    before: Any = trained.load_decoder(made["train"].path)[0]
+    keys = results["evaluate"].ledger.parts["upstream"]
+    assert keys["self_critical.weights"] == results["self_critical"].products["weights"] and "train.weights" not in keys
+    decoder: Any = trained.load_decoder(results["self_critical"].path)[0]
+    before: Any = trained.load_decoder(results["train"].path)[0]
     assert not torch.equal(decoder.embed.weight, before.embed.weight)
     # Another reward setting leaves the decoder that it begins with as it is.
     other = small(workspace, **learning, self_critical={**critical, "samples": 3})
@@ -213,10 +213,10 @@ def test_the_decoder_it_begins_with_is_kept_where_no_epoch_is_better(
     others = {"dev_bleu4": 0.0, "dev_meteor": 0.0, "dev_mean": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
     monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_cider": next(scores), **others})
     run_stage(config, "self_critical")
-    made = artifacts(config, "self_critical")
-    kept, begun = ((made[stage].path / trained.WEIGHTS).read_bytes() for stage in ("self_critical", "train"))
-    assert (kept == begun) == is_kept
-    assert made["self_critical"].ledger.counts["dev_cider"] == max(start, 30.0)
+    results = artifacts(config, "self_critical")
+    before, begun = ((results[stage].path / trained.WEIGHTS).read_bytes() for stage in ("self_critical", "train"))
+    assert (before == begun) == is_kept
+    assert results["self_critical"].ledger.counts["dev_cider"] == max(start, 30.0)
 
 
 def test_a_reward_is_cider_d_and_a_share_of_meteor() -> None:

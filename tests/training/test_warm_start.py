@@ -135,8 +135,8 @@ def test_a_model_without_a_champion_is_trained_from_the_beginning_and_it_is_said
     """None was registered yet, or a gate refused them all."""
     config = small(finished_copy, training__start_from="champion", training__epochs=1)
     run_stage(config, "train")
-    said = "the model has no champion that can be read here, so training starts from the beginning"
-    assert said in caplog.text and said in " ".join(artifacts(config)["train"].ledger.notes)
+    message = "the model has no champion that can be read here, so training starts from the beginning"
+    assert message in caplog.text and message in " ".join(artifacts(config)["train"].ledger.notes)
 
 
 def test_a_champion_and_tuning_do_not_go_together(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_a_captioner_that_training_makes_no_better_stays_as_it_was(workspace: Pa
     for name in ("ingest", "extract", "tensorise"):
         run_stage(config, name)
     run_stage(config, "train", champion=lambda: champion_bundle(workspace, "small", tmp_path))
-    made = artifacts(config, "train")["train"]
-    rows = pq.read_table(made.path / HISTORY).to_pylist()
+    artifact = artifacts(config, "train")["train"]
+    rows = pq.read_table(artifact.path / HISTORY).to_pylist()
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert rows[0]["dev_likelihood"] > max(row["dev_likelihood"] for row in rows[1:])
-    assert any("no epoch is better on dev than what training began with" in note for note in made.ledger.notes)
+    assert any("no epoch is better on dev than what training began with" in note for note in artifact.ledger.notes)
     champion = champion_bundle(workspace, "small", tmp_path)
     assert champion is not None
     before = safetensors.torch.load_file(champion / "decoder.safetensors")
-    after = safetensors.torch.load_file(made.path / "weights.safetensors")
+    after = safetensors.torch.load_file(artifact.path / "weights.safetensors")
     assert all(torch.equal(before[name], value) for name, value in after.items())
