@@ -77,7 +77,9 @@ def test_a_reader_returns_a_value_or_refuses_in_one_line(reader: Reader) -> None
         ("request", ("application/json", b'{"inputs": ["QUJD"], "params": {"n_best": "1_0"}}'), "n_best: is no number"),
     ],
 )
-def test_what_was_taken_is_refused(tmp_path: Path, name: str, value: Any, message: str, monkeypatch: Any) -> None:
+def test_inputs_that_were_once_accepted_by_mistake_are_refused(
+    tmp_path: Path, name: str, value: Any, message: str, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((AttendError, Refusal), match=message):
         BY_NAME[name].read(value, tmp_path)

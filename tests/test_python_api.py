@@ -68,9 +68,7 @@ def test_alternatives_attention_and_confidence_on_request(captioner: attend.Capt
         captioner(path, beem=3)
 
 
-def test_what_cannot_be_read_is_an_error_of_its_own(
-    captioner: attend.Captioner, registered: Path, tmp_path: Path
-) -> None:
+def test_an_unreadable_picture_has_its_own_error(captioner: attend.Captioner, registered: Path, tmp_path: Path) -> None:
     good, gone, broken = pictures(registered)[0], tmp_path / "gone.jpg", tmp_path / "broken.jpg"
     broken.write_bytes(good.read_bytes()[:60])
     results = captioner([good, gone, broken, good])

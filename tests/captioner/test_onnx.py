@@ -286,7 +286,7 @@ def test_a_line_of_millions_of_pixels_is_not_resized(both: Both) -> None:
     assert row["error"] == "is 1,000,000 pixels wide or high, over the limit of 65,535"
 
 
-def test_what_does_not_go_together_is_refused_alike(both: Both, tmp_path: Path) -> None:
+def test_contradictory_options_are_refused_by_every_runtime(both: Both, tmp_path: Path) -> None:
     for way in ({"beam": 2, "temperature": 1.0}, {"beam": 2, "n_best": 4}, {"max_length": 2, "min_length": 2}):
         said = []
         captioners: Any = ((both.in_torch, grids(1)), (both.exported, grids(1)))
@@ -354,7 +354,7 @@ def test_the_page_of_an_exported_folder(both: Both, tmp_path: Path) -> None:
     assert len(reader.strip().splitlines()) <= 40
 
 
-def test_it_needs_neither_torch_nor_mlflow(both: Both, tmp_path: Path) -> None:
+def test_exported_code_runs_without_torch_and_mlflow(both: Both, tmp_path: Path) -> None:
     photo = saved(drawn(2), "JPEG")
     (tmp_path / "photo.jpg").write_bytes(photo)
     command = [sys.executable, "-c", _WITHOUT, str(both.folder), "photo.jpg"]
@@ -376,7 +376,7 @@ def test_damage_to_an_exported_file_is_refused(both: Both, tmp_path: Path) -> No
         runpy.run_path(str(tmp_path / "captioner" / "load.py"))["load"](tmp_path / "captioner")
 
 
-def test_what_goes_into_a_folder_is_whole(both: Both, tmp_path: Path) -> None:
+def test_an_exported_folder_is_complete_and_imports_no_torch(both: Both, tmp_path: Path) -> None:
     shutil.copytree(both.folder, tmp_path / "again", ignore=shutil.ignore_patterns("__pycache__"))
     assert seal(tmp_path / "again") == json.loads((both.folder / "bundle.json").read_text())["digest"]
     for path in (both.folder / "models").rglob("*.py"):
@@ -441,7 +441,7 @@ def test_mlflow_loads_the_runtime_that_is_asked_for(everywhere: Path, photograph
         mlflow.pyfunc.load_model(uri, model_config={"runtimes": ["tensorrt"]})
 
 
-def test_what_a_version_was_not_registered_for_is_told(registered: Path) -> None:
+def test_a_runtime_that_a_version_lacks_is_reported(registered: Path) -> None:
     with pytest.raises(AttendError, match=r"runs on torch, not on onnx: name it in registry\.runtimes"):
         loaded(registered, "onnx")
 
@@ -470,7 +470,7 @@ def test_a_runtime_that_scores_too_low_is_left_out(
         loaded(workspace, "onnx-int8")
 
 
-def test_what_cannot_be_exported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captioner_that_cannot_be_exported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captioner = untrained("lstm")
     start: Any = captioner.decoder.start
 

@@ -68,7 +68,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> dict[str, Any]:
     return verdict
 
 
-def test_what_is_sound_is_left_in_peace(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_valid_data_set_has_no_findings(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     verdict = checked(monkeypatch, capsys)
     assert verdict["findings"] == [] and verdict["pictures"] == COUNT and verdict["captions"] == 2 * COUNT
     assert verdict["splits"] == {"train": 72, "dev": 24, "test": 24}
@@ -270,7 +270,7 @@ def test_the_pixels_of_as_many_pictures_are_read_as_it_says(folder: Path, sample
     assert not found.headers and len(found.pixels) == min(sample, len(paths))
 
 
-def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_faults_are_reported_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     FAULTS["cut header"][0](folder)
     FAULTS["broken line"][0](folder)
     config(folder.parent, training={"epochz": 1, "learning_rate": -1}, evaluation={"metrics": ["bleu", "truth"]})

@@ -176,7 +176,7 @@ def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert not (tmp_path / "none").exists()
 
 
-def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_the_requirements_of_attend_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     flags = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
     nowhere = ["--project", str(tmp_path / "nowhere")]
     assert "nowhere: no such folder" in refused(monkeypatch, capsys, "up", *flags[:2], *nowhere)

@@ -24,7 +24,7 @@ from tests.support import artifacts, names_of, plan, planned, register_all, run_
 Capture = pytest.CaptureFixture[str]
 
 
-def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_every_setting_is_reported_with_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     known = sections()
     told = {setting.name for part in known.values() for setting in part.settings}
     shared = {"tuning": TuningConfig.SHARED, "self_critical": SelfCriticalConfig.SHARED}
@@ -69,7 +69,7 @@ def test_versions_are_listed_and_shown(
     assert "give another file" in refused(monkeypatch, capsys, "models", "report", "models:/small/1", *nowhere)
 
 
-def test_what_changed_in_a_data_set_is_told_in_words(tmp_path: Path) -> None:
+def test_changes_of_a_data_set_are_described(tmp_path: Path) -> None:
     folder = tmp_path / "photographs"
     rows = [{"file_name": f"{n}.png", "text": f"a ball {n}"} for n in range(20)]
 

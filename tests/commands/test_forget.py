@@ -210,7 +210,7 @@ def test_a_kill_leaves_what_the_same_command_finds(folder: Path, monkeypatch: py
     assert not found_in(folder / "workspace", words_of(folder))
 
 
-def test_what_cannot_be_meant_is_refused(
+def test_unknown_and_ambiguous_photographs_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finished_copy: Path
 ) -> None:
     flags = ["--workspace", str(finished_copy)]

@@ -52,7 +52,7 @@ def test_all_that_a_run_made_is_needed(workspace: Workspace) -> None:
     assert sum(item.size for item in usage(workspace)) == files
 
 
-def test_what_other_settings_made_is_pruned_and_nothing_else(workspace: Workspace) -> None:
+def test_artifacts_of_other_settings_alone_are_pruned(workspace: Workspace) -> None:
     old = artifacts(small(workspace.root))["train"].path
     config = small(workspace.root, training__learning_rate=0.01)
     run_all(config)
@@ -147,7 +147,7 @@ def test_an_extraction_that_is_not_finished_keeps_its_shards(tmp_path: Path, mon
         compacted(workspace)
 
 
-def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
+def test_leftovers_of_damage_and_kills_are_pruned(workspace: Workspace) -> None:
     config = small(workspace.root)
     shard = workspace.root / next(iter(artifacts(config)["extract"].ledger.shared))
     shard.write_bytes(b"")
@@ -171,9 +171,7 @@ def damaged_ledger(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, damaged_ledger])
 @pytest.mark.parametrize("lost", ["extract/ledger.json", "extract/index.parquet", "extract/identity.json", "run"])
-def test_what_is_needed_but_cannot_be_read_is_kept(
-    workspace: Workspace, lost: str, damage: Callable[[Path], None]
-) -> None:
+def test_needed_but_unreadable_files_are_kept(workspace: Workspace, lost: str, damage: Callable[[Path], None]) -> None:
     """Law: no damage to a record makes a grid unneeded."""
     with_fewer_pictures(workspace, 30)
     before = shards(workspace)
@@ -197,7 +195,7 @@ def test_what_is_needed_but_cannot_be_read_is_kept(
 
 
 @pytest.mark.parametrize("record", ["ledger", "identity", "shard"])
-def test_what_a_later_version_wrote_is_kept_and_told(workspace: Workspace, record: str) -> None:
+def test_files_of_a_later_version_are_kept_and_reported(workspace: Workspace, record: str) -> None:
     run_all(small(workspace.root, training__seed=7))  # what the first run made is not needed any more
     folder = artifacts(small(workspace.root))["train"].path
     path = {"ledger": folder / "ledger.json", "identity": next(workspace.grids.glob("*/identity.json"))}.get(record)
@@ -227,7 +225,7 @@ def test_a_flipped_bit_is_not_compacted_into_a_new_digest(workspace: Workspace) 
     assert shards(workspace) == before
 
 
-def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_stage_is_no_longer_needed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was cut off, and its section was taken out then."""
     config = small(workspace.root, tuning={"epochs": 1, "batch_pictures": 8})
     for name in ("ingest", "extract-frozen", "tensorise", "train-frozen", "tune"):

@@ -544,7 +544,7 @@ def test_a_photograph_that_disappears_while_it_is_read_is_named(
         surveyed(folder)
 
 
-def test_the_same_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_the_same_file_twice_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     folder = tmp_path / "photographs"
     folder.mkdir()
     tabs(folder)

@@ -41,7 +41,7 @@ MISTAKES: list[BaseException] = [
 
 
 @pytest.mark.parametrize("error", PASSING, ids=repr)
-def test_what_may_pass_is_tried_again(error: BaseException) -> None:
+def test_transient_failures_are_retried(error: BaseException) -> None:
     assert is_transient(error)
 
 

@@ -60,7 +60,7 @@ def test_options_that_clash_are_refused_by_config_and_decoder_alike() -> None:
             refuse(name="transformer", hidden=30)
 
 
-def test_what_later_stages_share_with_training_is_set_there_alone(tmp_path: Path) -> None:
+def test_settings_shared_with_training_are_set_there_alone(tmp_path: Path) -> None:
     config = small(tmp_path, tuning={"epochs": 1}, self_critical={}, training__seed=7, training__label_smoothing=0.1)
     assert config.tuning is not None and config.self_critical is not None
     assert (config.tuning.seed, config.tuning.label_smoothing, config.self_critical.seed) == (7, 0.1, 7)

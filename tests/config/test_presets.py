@@ -95,7 +95,7 @@ def test_presets_are_listed_with_a_line_and_their_source(capsys: pytest.CaptureF
         assert f"{name:<24}{values['about']}\n{'':<24}[{values['source']}]\n" in text
 
 
-def test_where_a_preset_departs_from_its_source_is_told() -> None:
+def test_departures_of_a_preset_from_its_source_are_listed() -> None:
     """By settings that there are; each known captioner's own values are its source's."""
     settings = {setting.name for part in sections().values() for setting in part.settings}
     for name, path in presets().items():
@@ -119,7 +119,7 @@ def test_a_caption_as_long_as_those_trained_on_can_end(name: str) -> None:
     assert config.evaluation.max_length > config.captions.max_tokens or name == "googlenet"
 
 
-def test_what_the_sources_state_is_what_the_presets_have() -> None:
+def test_presets_have_the_settings_of_their_sources() -> None:
     """Each row of the page's table, whose last column is the preset's value, or says why there is no setting."""
     page = (
         (HERE / "docs" / "captioners.md")

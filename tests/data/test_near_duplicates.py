@@ -107,7 +107,7 @@ def test_colours_tell_pictures_apart() -> None:
     assert groups_of({"a": encoded(picture), "b": encoded(Image.merge("RGB", (blue, green, red)))}) == []
 
 
-def test_whether_two_are_alike_does_not_depend_on_the_others() -> None:
+def test_similarity_does_not_depend_on_other_pictures() -> None:
     contents = {f"{seed}": encoded(textured(seed)) for seed in range(40)}
     contents["0 twin"] = encoded(cropped(0, 1)(textured(0)))
     assert groups_of({name: contents[name] for name in ("0", "0 twin")}) == groups_of(contents) == [["0", "0 twin"]]

@@ -261,7 +261,7 @@ def test_an_encoder_that_makes_other_grids_is_refused(given: Path, registered: P
     assert len(tracking.connect(registered).search_model_versions("name = 'small'")) == before
 
 
-def test_what_does_not_go_with_given_grids_is_refused(given: Path, tmp_path: Path) -> None:
+def test_settings_that_contradict_given_grids_are_refused(given: Path, tmp_path: Path) -> None:
     with pytest.raises(AttendError, match=r"has grids and no photographs: set grids\.backbone=imported"):
         config_of(given, tmp_path, grids={"backbone": "tiny", "weights": "random:0", "image_size": 64})
     with pytest.raises(AttendError, match=r"encoder\.examples: name a folder of photographs"):

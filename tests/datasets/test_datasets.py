@@ -480,7 +480,7 @@ def test_the_workspace_is_no_part_of_the_pictures_whichever_way_it_is_named(tmp_
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "link to a device"])
-def test_what_is_no_regular_file_is_told_and_never_read(tmp_path: Path, kind: str) -> None:
+def test_special_files_are_reported_and_never_read(tmp_path: Path, kind: str) -> None:
     """Reading a FIFO would wait for ever."""
     path = tmp_path / "x.jpg"
     if kind == "fifo":

@@ -135,7 +135,7 @@ def test_a_file_for_each_split_is_one_data_set(tmp_path: Path, form: str) -> Non
 
 
 @pytest.mark.parametrize("files", [("кошки", "собаки"), ("captions (1)", "captions-1-"), ("--", "captions-1")])
-def test_files_whose_names_become_the_same_source_are_told_apart(tmp_path: Path, files: tuple[str, str]) -> None:
+def test_files_whose_names_become_the_same_source_are_distinguished(tmp_path: Path, files: tuple[str, str]) -> None:
     names = pictures(tmp_path)
     for file, numbers in zip(files, (range(12), range(12, 24)), strict=True):
         table(tmp_path / f"{file}.csv", ["image", "caption"], *([names[at], caption(at)] for at in numbers))
@@ -745,7 +745,7 @@ def test_a_column_split_whose_values_are_no_splits_is_not_read(tmp_path: Path) -
         lambda first, second: f"{first}\n{second}",
     ],
 )
-def test_captions_in_a_cell_are_told_apart(tmp_path: Path, write: Callable[[str, str], str]) -> None:
+def test_captions_in_a_cell_are_distinguished(tmp_path: Path, write: Callable[[str, str], str]) -> None:
     rows = [[name, write(caption(at), f"one more of number {at}")] for at, name in enumerate(pictures(tmp_path))]
     table(tmp_path / "captions.csv", ["image", "caption"], *rows)
     assert all(len(row.captions) == 2 for row in read(tmp_path)) and texts(read(tmp_path)) >= ALL
@@ -858,7 +858,7 @@ def saved(folder: Path, records: list[dict[str, Any]]) -> None:
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
 
 
-def test_what_is_not_read_of_a_saved_folder_is_noted(tmp_path: Path) -> None:
+def test_unread_splits_of_a_saved_folder_are_noted(tmp_path: Path) -> None:
     record = {"depth": {"bytes": b"a"}, "photo": {"bytes": b"b"}, "more": "another text of this photograph"}
     saved(tmp_path, [{**record, "caption": caption(at)} for at in range(24)])
     notes = "\n".join(detect(tmp_path).notes)
@@ -929,7 +929,7 @@ def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
-def test_what_needs_a_conversion_is_named_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
+def test_formats_that_need_a_conversion_are_reported_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
     pictures(tmp_path)
     (tmp_path / name).write_bytes(b"PK\3\4")
     with pytest.raises(AttendError, match=rf"{re.escape(name)} is not read: {advice}"):

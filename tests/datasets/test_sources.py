@@ -105,7 +105,7 @@ def test_the_first_source_decides(two: Path) -> None:
     assert "3 pictures of own left out there: in another split of web, such as own/17.png" in artifact.ledger.notes
 
 
-def test_what_changed_is_told_by_the_name_of_the_source(two: Path) -> None:
+def test_changes_are_described_with_the_source_name(two: Path) -> None:
     def told(*configs: Config) -> list[str]:
         before, after = ({"config": {"data": config.data.key_part()}} for config in configs)
         return differences(before, after)
@@ -180,7 +180,7 @@ def test_pictures_that_are_unpacked_join_those_of_a_folder(two: Path) -> None:
     assert results["ingest"].ledger.counts["pictures"] == 26 + 20 == results["extract"].ledger.counts["extracted"]
 
 
-def test_what_changed_is_told_source_by_source(two: Path) -> None:
+def test_changes_are_described_source_by_source(two: Path) -> None:
     config = config_of(two, weight=2, split="train")
     run_stage(config, "ingest")
     with (two / "web" / "captions.csv").open("a") as file:

@@ -51,7 +51,7 @@ def planted(count: int, seed: int = 0) -> tuple[Any, Any]:
     return features, generator.random(count) < probability
 
 
-def test_what_is_fitted_is_calibrated_on_others_and_ranks_by_what_matters() -> None:
+def test_a_fitted_confidence_is_calibrated_on_other_pictures_and_ranks() -> None:
     fitted = fit(*planted(2000))
     features, acceptable = planted(2000, seed=1)
     confidence = fitted(features.astype(np.float32)).astype(np.float64)
@@ -111,7 +111,7 @@ def test_dev_is_fitted_to_and_test_is_judged(workspace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_dev_is_scored_each_half_is_judged_by_the_other(tmp_path: Path) -> None:
+def test_scored_dev_halves_use_the_fit_of_the_other_half(tmp_path: Path) -> None:
     sizes = {"data__pictures": 700, "data__dev_share": 0.5, "training__epochs": 24}
     config = config_of(tmp_path / "workspace", evaluation__split="dev", **sizes)
     run_all(config)

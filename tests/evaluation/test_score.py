@@ -57,13 +57,15 @@ def test_results_are_scored_against_annotations(
         (RESULTS, {**ANNOTATIONS, "annotations": ANNOTATIONS["annotations"][:2]}, "image 9 has no caption"),
     ],
 )
-def test_each_mistake_is_told(
+def test_each_mistake_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, results: Any, annotations: Any, line: str
 ) -> None:
     assert line in refused(monkeypatch, capsys, "score", *written(tmp_path, results, annotations))
 
 
-def test_files_that_are_none_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_files_that_cannot_be_scored_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     results, annotations = written(tmp_path)
     (tmp_path / "torn.json").write_text("[{")
     (tmp_path / "torn.parquet").write_text("PAR1")
@@ -80,7 +82,7 @@ def test_files_that_are_none_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
         assert line in refused(monkeypatch, capsys, "score", *arguments)
 
 
-def test_what_is_exported_scores_as_what_it_came_of(
+def test_exported_captions_score_as_the_originals(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     by_stage = artifacts(small(finished), "evaluate")
@@ -115,7 +117,7 @@ def test_cocos_names_become_its_numbers() -> None:
     assert image_ids({"x": "12.jpg", "y": "dog.jpg"}) == {"x": "12.jpg", "y": "dog.jpg"}
 
 
-def test_what_captions_are_like() -> None:
+def test_statistics_of_captions() -> None:
     corpus = [
         ScoredCaption(["a", "dog", "a", "dog"], [["a", "dog"], ["one", "wolf"]]),
         ScoredCaption(["a", "cat"], [["a", "cat", "sits"]]),

@@ -107,7 +107,7 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
     assert len(made) == 2 and made.items() < alone.items()
 
 
-def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_scheduler_is_reported_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_shards, "_ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tls://127.0.0.1:1", "nothing://127.0.0.1:1"):
@@ -118,7 +118,7 @@ def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_lost_scheduler_is_told_in_a_line_and_its_shards_stay(tmp_path: Path) -> None:
+def test_a_lost_scheduler_is_reported_in_a_line_and_its_shards_stay(tmp_path: Path) -> None:
     config = config_of(tmp_path / "workspace", 40, 4, 64)
     with dask_workers(tmp_path, 1) as started:
         kill_after(started.scheduler, config.workspace, 5)

@@ -93,7 +93,7 @@ def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in store.folder.glob("*00002*")) == []
 
 
-def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = store_with(tmp_path)
     before = sorted(store.folder.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())

@@ -116,13 +116,13 @@ def test_a_captioner_of_another_format_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-def test_what_a_registry_of_its_own_answers_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_a_separate_registry_are_not_cached(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracking.connect(workspace)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///elsewhere.db")
     assert [ask(workspace, "?", lambda: 1), ask(workspace, "?", lambda: 2)] == [1, 2]
 
 
-def test_what_is_asked_while_the_database_changes_is_not_kept(workspace: Path) -> None:
+def test_answers_are_not_cached_while_the_database_changes(workspace: Path) -> None:
     tracking.connect(workspace)
     asked: list[str] = []
 

@@ -266,7 +266,7 @@ def test_published_weights_that_expect_other_pixels_are_refused(name: str, weigh
         ("timm:resnet18.a1_in1k", "torchvision:IMAGENET1K_V1", 64, "torchvision has no weights for timm:resnet18"),
     ],
 )
-def test_backbones_and_weights_that_cannot_be_had_are_told(
+def test_backbones_and_weights_that_cannot_be_had_are_reported(
     backbone: str, weights: str, size: int, message: str
 ) -> None:
     if backbone.startswith("timm:"):
@@ -291,7 +291,7 @@ def test_timms_own_state_dict_fits_and_anothers_does_not(tmp_path: Path) -> None
         load_backbone(config.model_copy(update={"weights": str(tmp_path / "resnet34.pth")}))
 
 
-def test_a_size_that_the_network_does_not_take_is_told(tmp_path: Path) -> None:
+def test_a_size_that_the_network_does_not_take_is_reported(tmp_path: Path) -> None:
     config = small(tmp_path / "workspace", grids__backbone="torchvision:vit_b_16", grids__image_size=96)
     run_stage(config, "ingest")
     with pytest.raises(AttendError, match=r"grids\.image_size: torchvision:vit_b_16 takes no pictures of 96 px"):

@@ -220,7 +220,7 @@ def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         ("show_attend_tell", {"pca_dim": 7}, "a grid of 6 channels cannot be reduced to 7"),
     ],
 )
-def test_sizes_that_clash_are_told(name: str, options: dict[str, Any], told: str) -> None:
+def test_sizes_that_clash_are_reported(name: str, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         decoder_of(name, options)
 

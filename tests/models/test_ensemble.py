@@ -75,7 +75,7 @@ def test_each_member_is_trained_as_it_is_alone(tmp_path: Path) -> None:
     assert any(not torch.equal(together[f"0.{name}"], together[f"1.{name}"]) for name in alone)
 
 
-def test_what_is_registered_says_what_was_evaluated(workspace: Path, tmp_path: Path) -> None:
+def test_the_registered_ensemble_gives_the_evaluated_captions(workspace: Path, tmp_path: Path) -> None:
     learning = {"training__epochs": 4, "training__patience": 4, "training__learning_rate": 0.01}
     config = small(workspace, **learning, decoder__members=2)
     run_all(config)

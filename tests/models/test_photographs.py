@@ -209,7 +209,7 @@ def test_broken_exif_hides_no_picture(form: str, options: dict[str, object]) -> 
         (encoded(scene().resize((200, 100)), "PNG")[:-40], "cannot be decoded"),
     ],
 )
-def test_what_is_no_picture_is_refused(data: bytes, reason: str) -> None:
+def test_files_that_are_no_pictures_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         decode(data)
 

@@ -230,7 +230,7 @@ def test_sampling_draws_by_the_decoders_own_probabilities() -> None:
     assert sum(caption.tokens == [] for caption in found) / draws == pytest.approx(float(expected[END]), abs=0.03)
 
 
-def test_what_is_sampled_depends_on_seed_and_picture_alone() -> None:
+def test_samples_depend_on_seed_and_picture_alone() -> None:
     grid = tables(12, 6)
     keys = [100 + n for n in range(12)]
     together = decode(Markov(), grid, SAMPLING, keys)

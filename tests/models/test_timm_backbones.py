@@ -140,7 +140,7 @@ def test_clip_of_openai_has_the_activation_of_its_weights() -> None:
         ({"backbone": "timm:vit_tiny_patch16_224", "layer": -13}, r"has 12 layers: give a layer from -2 to -12"),
     ],
 )
-def test_what_a_backbone_does_not_have_is_refused(grids: dict[str, Any], message: str) -> None:
+def test_a_missing_layer_or_block_of_a_backbone_is_refused(grids: dict[str, Any], message: str) -> None:
     values = {"weights": "random:0", "image_size": 224, **grids}
     with pytest.raises(AttendError, match=message):
         load_backbone(GridsConfig(**values))

@@ -305,7 +305,7 @@ def test_a_removed_picture_leaves_the_next_memory(tmp_path: Path) -> None:
     assert gone not in read_remembered(artifacts(config, "remember")["remember"].path)
 
 
-def test_copying_is_scored_beside_the_model_and_a_model_that_is_no_better_is_told(
+def test_copying_is_scored_beside_the_model_and_a_model_that_is_no_better_is_reported(
     ranked: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     found = artifacts(config_of(ranked))["evaluate"]

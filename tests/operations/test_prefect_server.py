@@ -49,7 +49,7 @@ def test_a_slow_server_is_waited_for_and_a_line_says_so(
     assert "waiting for the test's server to answer: " in capsys.readouterr().err
 
 
-def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     server, log = begun(tmp_path, "import sys; print('one'); sys.exit('no room at all')")
     with pytest.raises(
         AttendError, match=r"server\.log: the test's server ended with exit code 1 .*: one \| no room at all$"
@@ -100,7 +100,7 @@ def test_the_server_ends_with_its_run_however_that_ends(tmp_path: Path, ending: 
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_begin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////nowhere/prefect.db")
     with pytest.raises(AttendError, match=r"run-server-\d+\.log: Prefect's local server ended with exit code \d"):

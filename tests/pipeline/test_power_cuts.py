@@ -34,7 +34,7 @@ def written(path: str, data: bytes, flushed: bool = True) -> list[Call]:
     return [*calls, Call("fsync", path)] if flushed else calls
 
 
-def test_what_is_flushed_before_it_is_renamed_is_old_or_new() -> None:
+def test_a_file_flushed_before_its_rename_is_old_or_new() -> None:
     calls = [*written("a", OLD), *written(".tmp", NEW), Call("rename", ".tmp", target="a")]
     seen = left_after(calls)
     assert {left["a"] for left in seen} == {OLD, NEW}
@@ -42,7 +42,7 @@ def test_what_is_flushed_before_it_is_renamed_is_old_or_new() -> None:
     assert {left["a"] for left in left_after([*calls, Call("mkdir", "b"), Call("fsync", "b")])} == {NEW}
 
 
-def test_what_is_not_flushed_before_it_is_renamed_may_be_lost() -> None:
+def test_a_file_not_flushed_before_its_rename_may_be_lost() -> None:
     calls = [*written("a", OLD), *written(".tmp", NEW, flushed=False), Call("rename", ".tmp", target="a")]
     seen = {left["a"] for left in left_after(calls)}
     assert {OLD, NEW, b"", ZEROS} <= seen
@@ -68,7 +68,7 @@ def test_a_file_overwritten_in_place_has_old_and_new_pages() -> None:
     assert {left["a"] for left in left_after([*calls, Call("fdatasync", "a")])} == {NEW[: len(OLD)]}
 
 
-def test_what_is_below_a_renamed_folder_goes_with_it() -> None:
+def test_files_below_a_renamed_folder_move_with_it() -> None:
     calls = [Call("mkdir", "f"), *written("f/a", OLD), *written("fa", OLD)]
     calls += [Call("rename", "f", target="g"), Call("fsync", "g")]
     assert left_after(calls, 1) == [{"g": None, "g/a": OLD, "fa": OLD}]

@@ -62,7 +62,7 @@ def states(config: Config) -> dict[str, str]:
     return {status.stage.name: status.state for status in plan(config, "evaluate")}
 
 
-def test_what_one_machine_made_another_finds(url: str, tmp_path: Path) -> None:
+def test_artifacts_of_one_machine_are_found_by_another(url: str, tmp_path: Path) -> None:
     first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two")
     ran = run_all(first)
     assert set(ran.values()) == {"missing"}
@@ -119,7 +119,7 @@ def test_an_upload_that_fails_is_done_again(url: str, tmp_path: Path, monkeypatc
     assert LEDGER not in artifacts(config, "train")["train"].ledger.files
 
 
-def test_what_is_damaged_here_is_fetched_again(url: str, tmp_path: Path) -> None:
+def test_damaged_local_files_are_fetched_again(url: str, tmp_path: Path) -> None:
     config = on_machine(url, tmp_path / "one")
     run_all(config)
     found = artifacts(config, "evaluate")
@@ -213,7 +213,7 @@ def test_a_reader_gives_what_was_written_whatever_is_evicted(tmp_path: Path) -> 
     assert len(list(tight.workspace.glob("grids/*/*.h5"))) == 1
 
 
-def test_a_storage_that_does_not_answer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AWS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}.items():
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()
@@ -245,13 +245,13 @@ def test_the_folder_can_go(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "[]", '{"url": "memory://x"}', '{"url": "memory://x", "limit": "much"}'])
-def test_settings_of_a_cache_that_cannot_be_read_are_told_of(tmp_path: Path, left: str) -> None:
+def test_settings_of_a_cache_that_cannot_be_read_are_reported(tmp_path: Path, left: str) -> None:
     (tmp_path / "remote.json").write_text(left)
     with pytest.raises(AttendError, match=r"remote.json: does not say which storage this folder is a cache of"):
         Workspace(tmp_path)
 
 
-def test_what_is_kept_here_stays_as_it_was_set(tmp_path: Path) -> None:
+def test_saved_cache_settings_stay(tmp_path: Path) -> None:
     """A command that only names the URL, beside a run."""
     url, cache = f"file://{tmp_path}/storage", tmp_path / "cache"
 

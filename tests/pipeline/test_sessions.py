@@ -75,7 +75,9 @@ def test_a_flipped_bit_is_found_after_a_crash_and_repaired(tmp_path: Path, capsy
     assert not workspace.suspects()
 
 
-def test_a_crash_is_told_once_and_an_orderly_end_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_is_reported_once_and_an_orderly_end_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     workspace = Workspace(tmp_path)
     crash(tmp_path)
     begin_a_run(workspace)
@@ -200,7 +202,7 @@ def test_damage_that_is_found_while_a_stage_runs_is_not_forgotten(workspace: Pat
     assert plan(config, "extract", read="suspects")[1].state == "damaged"
 
 
-def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "workspace")
     workspace = Workspace(config.workspace)
     run_all(config)
@@ -228,7 +230,7 @@ def test_killed_at_random_instants_it_ends_as_if_left_alone() -> None:
     assert "1 rounds: every one ended as the run left alone" in done.stdout
 
 
-def test_who_waits_for_tidying_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_maintenance_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace = Workspace(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         with exclusive_session(workspace, "prune"):

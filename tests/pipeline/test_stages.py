@@ -225,7 +225,7 @@ def test_too_many_unreadable_pictures_fail_the_stage(tmp_path: Path, finished: P
     assert not list((tmp_path / "workspace").rglob("*.partial"))
 
 
-def test_an_empty_evaluation_split_is_told_before_training(tmp_path: Path) -> None:
+def test_an_empty_evaluation_split_is_reported_before_training(tmp_path: Path) -> None:
     config = small(tmp_path, data__test_share=0.0)
     run_stage(config, "ingest")
     with pytest.raises(
@@ -553,7 +553,7 @@ def test_a_workspace_inside_the_data_set_is_no_part_of_it(tmp_path: Path, finish
 
 
 @pytest.mark.parametrize("words", ["No space left on device (os error 28)", "database or disk is full"])
-def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+def test_a_full_disk_is_reported_whoever_finds_it(workspace: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     def full(*_: object) -> None:
         raise RuntimeError(words)
 

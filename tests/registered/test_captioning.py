@@ -195,7 +195,9 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_name_that_is_not_utf8_is_told_as_well_as_it_can_be(registered: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_name_that_is_not_utf8_is_reported_as_well_as_it_can_be(
+    registered: Path, tmp_path: Path, suffix: str
+) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
     shutil.copy(os.fsencode(pictures(registered)[9]), os.fsencode(folder) + b"/caf\xe9.png")
     assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(6, 0, 0)
@@ -233,7 +235,7 @@ def test_a_file_with_columns_of_ones_own_is_not_replaced(registered: Path, tmp_p
     assert out.read_bytes() == before
 
 
-def test_mistakes_are_told_and_nothing_is_lost(
+def test_mistakes_are_reported_and_nothing_is_lost(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / "captions.jsonl"
@@ -267,7 +269,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
     assert out.read_text() == "not a line of captions\n"
 
 
-def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_of_a_failed_run_are_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
     monkeypatch.setattr("flows.registered.pictures_to_caption._BATCH", 4)
     monkeypatch.setattr(caption, "grids_for", lambda *_: None)  # so that the pictures are encoded

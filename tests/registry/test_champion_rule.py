@@ -52,7 +52,7 @@ def test_the_first_becomes_champion_whatever_speaks_against_it() -> None:
 
 
 @pytest.mark.parametrize("pictures", [47, 1000])
-def test_who_is_better_beyond_chance_wins(pictures: int) -> None:
+def test_a_significantly_better_version_wins(pictures: int) -> None:
     assert decide(RULE, VERSION, match(30, 34, 0.1, 0.95, pictures)).alias == "champion"
     decision = decide(RULE, VERSION, match(30, 34, -0.1, 0.94, pictures))
     assert decision.alias == "challenger" and decision.why == (
@@ -61,7 +61,7 @@ def test_who_is_better_beyond_chance_wins(pictures: int) -> None:
     )
 
 
-def test_with_few_pictures_who_was_trained_on_more_wins_where_it_is_not_worse() -> None:
+def test_with_few_pictures_more_training_data_wins_if_not_worse() -> None:
     decision = decide(RULE, VERSION, match(30, 30.5, -5.9, 0.6, grown=MORE))
     assert decision.alias == "champion" and "it was trained on 20 more pictures and is not worse than" in decision.why
     assert "with 47 pictures, registry.max_loss allows a loss of 6.00" in decision.why
@@ -80,7 +80,7 @@ def test_gates_and_rollbacks_refuse_later_versions_whatever_they_score() -> None
     assert "pictures it was trained on" in decide(RULE, Candidate("version 2", trained_on_scored=True), better).why
 
 
-def test_what_cannot_decide_is_said() -> None:
+def test_an_undecidable_comparison_is_reported() -> None:
     few = match(30, 50, 15, 1.0, pictures=29, grown=MORE, left_out=11)
     why = decide(RULE, VERSION, few).why
     assert (

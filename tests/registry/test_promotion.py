@@ -339,7 +339,7 @@ def test_a_version_of_unknown_training_is_rolled_back_alone(
     assert was_rolled_back(client, client.get_model_version("small", "3"))
 
 
-def test_pictures_that_are_in_training_too_are_told_wherever_scores_are(tmp_path: Path) -> None:
+def test_pictures_that_are_in_training_too_are_reported_wherever_scores_are(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     generated = small(tmp_path / "drawn", data__pictures=40)
     run_stage(generated, "ingest")

@@ -285,7 +285,7 @@ def test_a_workspace_that_mlflow_cannot_keep_models_in_is_refused_at_once(tmp_pa
         tracking.check_store(tmp_path / name)
 
 
-def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_reported_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9/")
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
         tracking.check_store(tmp_path)
@@ -570,7 +570,7 @@ def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_pat
             refuses(tmp_path / "workspace", "small")
 
 
-def test_whoever_may_read_a_new_file_may_read_the_weights(finished: Path, registered: Path) -> None:
+def test_weights_have_the_permissions_of_new_files(finished: Path, registered: Path) -> None:
     """Another user, or a container that is not root: as the umask says, which safetensors' own files ignore."""
     files = [path for root in (finished, registered) for path in root.rglob("*.safetensors")]
     assert len(files) > 4 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~_umask()}

@@ -126,7 +126,7 @@ def test_weights_begin_as_they_were(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["exported", "mlflow", "sqlite", "download"])
-def test_where_it_may_be(base: Path, exported: Path, tmp_path: Path, place: str) -> None:
+def test_the_places_where_a_starting_point_may_be(base: Path, exported: Path, tmp_path: Path, place: str) -> None:
     if place == "exported":
         path = own(tmp_path, exported)
     elif place == "sqlite":
@@ -175,9 +175,7 @@ def storage(request: pytest.FixtureRequest, exported: Path, tmp_path: Path) -> I
     server.stop()
 
 
-def test_what_is_in_object_storage_is_downloaded_once_and_kept_while_a_run_needs_it(
-    storage: str, tmp_path: Path
-) -> None:
+def test_a_starting_point_in_object_storage_is_downloaded_once(storage: str, tmp_path: Path) -> None:
     path = own(tmp_path, storage)
     first = load(str(path)).starting_point
     assert first is not None and first.address == storage
@@ -248,7 +246,7 @@ def test_values_of_a_preset_give_way(exported: Path, tmp_path: Path) -> None:
     assert (config.grids.backbone, config.decoder.hidden, config.training.averaging) == ("tiny", 24, 0.999)
 
 
-def test_what_is_no_captioner_is_refused(base: Path, exported: Path, tmp_path: Path) -> None:
+def test_other_models_are_refused(base: Path, exported: Path, tmp_path: Path) -> None:
     def refused(start_from: str | Path, **sections: Any) -> str:
         with pytest.raises(AttendError) as error:
             load(str(own(tmp_path, start_from, **sections)))

@@ -61,7 +61,7 @@ def answer(**changes: Any) -> Answer:
     return plain  # type: ignore[no-any-return]
 
 
-def test_what_was_answered_is_not_asked_again(registered: Path, inbox: Path, tmp_path: Path) -> None:
+def test_answered_questions_are_not_asked_again(registered: Path, inbox: Path, tmp_path: Path) -> None:
     options = QueueOptions(inbox, None, 10, Shares(0.2), tmp_path / "reviews.jsonl", registered)
     asked = questions_of(options).questions
     assert len(asked) == 10
@@ -205,7 +205,7 @@ def test_the_report_of_the_next_version_tells_what_people_accepted(registered: P
     assert (told.name, told.same) == (version, True) and told.reviewed.startswith("100 % accepted (")
 
 
-def test_figures() -> None:
+def test_the_summary_of_answers() -> None:
     rows = [answer(picture=f"{at:064x}", who=None) for at in range(6)]
     rows += [answer(picture=f"{at:064x}", verdict="edited", given="a cat runs", confidence=0.1) for at in range(6, 8)]
     rows += [answer(picture=f"{9:064x}", verdict="skipped", given=None)]

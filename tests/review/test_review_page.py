@@ -90,7 +90,7 @@ def answer(to: Assignments, person: str, of: Question, reply: Reply, now: float 
     return to.answer(person, of.picture, of.shown, reply, now)
 
 
-def test_nobody_gets_anothers_picture_and_each_is_asked_once() -> None:
+def test_each_picture_is_asked_once_and_of_one_person() -> None:
     record = InMemory()
     queue = assignments(range(40), record)
     people = [number(at) for at in range(7)]
@@ -122,7 +122,7 @@ def test_an_answer_that_is_sent_twice_is_taken_once() -> None:
     assert answer(again, ANN, first, accepted(1)) == "taken" and len(record.written) == 1
 
 
-def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
+def test_held_questions_survive_a_crash() -> None:
     record = InMemory()
     queue = assignments(range(3), record)
     first, second = asked(queue, ANN), asked(queue, BOB)
@@ -131,7 +131,7 @@ def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
     assert again.next(ANN, 1.0) == first and again.next(BOB, 1.0) == second
 
 
-def test_what_was_answered_is_not_asked_again_though_the_server_died_before_it_let_go_of_it() -> None:
+def test_answered_questions_are_not_asked_again_after_a_crash() -> None:
     record = InMemory()
     queue = assignments(range(3), record)
     first = asked(queue, ANN)
@@ -193,7 +193,7 @@ def test_undo_asks_once_more_and_the_last_answer_counts() -> None:
     assert [item["verdict"] for item in latest(record.written)] == ["accepted"] and len(record.written) == 2
 
 
-def test_who_goes_further_back_lets_the_last_answer_stand() -> None:
+def test_undoing_further_back_keeps_the_last_answer() -> None:
     record = InMemory()
     queue = assignments(range(3), record)
     for at in (1, 2):
@@ -207,7 +207,7 @@ def test_who_goes_further_back_lets_the_last_answer_stand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confirmed_is_lost(seed: int) -> None:
+def test_random_actions_lose_no_confirmed_answer(seed: int) -> None:
     chance = random.Random(seed)
     record = InMemory()
     queue = assignments(range(12), record)
@@ -240,7 +240,7 @@ def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confi
     assert len(confirmed) == 12 and {item["picture"] for item in record.written} == set(confirmed)
 
 
-def test_what_cannot_be_written_is_refused_and_is_still_asked() -> None:
+def test_an_answer_that_cannot_be_written_is_refused_and_asked_again() -> None:
     queue = assignments([0], InMemory())
     first = asked(queue, ANN)
     with pytest.raises(AttendError, match="the answer: given: "):
@@ -368,7 +368,7 @@ def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, tex
         assert AnswerFile(tmp_path / "r.jsonl").held() == {}
 
 
-def test_what_people_have_is_kept_in_a_file(tmp_path: Path) -> None:
+def test_held_questions_are_kept_in_a_file(tmp_path: Path) -> None:
     record = AnswerFile(tmp_path / "r.jsonl")
     held = {ANN: HeldQuestion(ChosenQuestion(question(1), "at random", "models:/m/1"), number(3), 1, time.time())}
     record.hold(held)
@@ -436,7 +436,7 @@ TOKEN = {"Authorization": "Bearer secret"}
         ({**TOKEN, "Content-Type": "application/x-www-form-urlencoded"}, 415),
     ],
 )
-def test_who_may_not_changes_nothing(
+def test_unauthorised_requests_change_nothing(
     registered: Path, inbox: Path, tmp_path: Path, headers: dict[str, str], status: int
 ) -> None:
     answers = tmp_path / "r.jsonl"
@@ -671,7 +671,7 @@ def test_keys_that_come_too_early_or_are_held_down_answer_nothing(
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
-def test_an_answer_that_is_not_taken_is_told_with_what_was_written(
+def test_an_answer_that_is_not_taken_is_reported_with_what_was_written(
     browser: Any,
     served: Serving,
 ) -> None:

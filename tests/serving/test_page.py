@@ -104,7 +104,7 @@ def test_it_works_by_keyboard(page: Any, address: str, registered: Path) -> None
     expect(page.locator("#list li")).to_have_count(9)
 
 
-def test_what_is_no_picture_is_told(page: Any, address: str, tmp_path: Path) -> None:
+def test_files_that_are_no_pictures_are_reported(page: Any, address: str, tmp_path: Path) -> None:
     (tmp_path / "notes.jpg").write_text("these are notes")
     page.goto(address)
     page.set_input_files("#file", tmp_path / "notes.jpg")

@@ -221,7 +221,7 @@ def test_pictures_refused_one_by_one(client: TestClient, photographs: list[bytes
     assert status == 413 and "98,000,000 pixels: send 90,000,000 at most in a request" in body["error"]
 
 
-def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
+def test_other_routes_are_answered(client: TestClient, registered: Path) -> None:
     assert client.get("/health").json() == client.get("/ping").json() == {"status": "ok"}
     assert client.get("/ready").json()["model"] == "models:/small/1"
     about = client.get("/model").json()

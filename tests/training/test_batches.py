@@ -85,7 +85,7 @@ def test_a_pool_is_of_whole_blocks_and_mixed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "pool"), [(4, 16), (5, 20), (30, 30)])
 @pytest.mark.parametrize("start", [0, 1])
-def test_what_is_expected_is_what_comes(
+def test_prefetched_grids_are_those_read_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, pool: int, start: int
 ) -> None:
     """Every grid of a pool is asked for before the pool's first batch is read."""

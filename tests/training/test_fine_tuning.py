@@ -232,14 +232,14 @@ def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:
         ({"grids__backbone": "torchvision:resnet18"}, "torchvision:resnet18 does not say which blocks it has"),
     ],
 )
-def test_a_backbone_that_cannot_be_tuned_so_is_told_before_any_work(
+def test_a_backbone_that_cannot_be_tuned_so_is_reported_before_any_work(
     tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(AttendError, match=told):
         tuned_config(tmp_path, **changes)
 
 
-def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
+def test_a_photograph_that_goes_while_tuning_is_reported(finished: Path) -> None:
     config = tuned_config(finished)
     with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", {"0" * 64: finished / "gone.png"}, pool)
@@ -280,7 +280,9 @@ def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> N
     assert not torch.equal(one, other)
 
 
-def test_tuning_that_gains_nothing_is_told_of(finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tuning_that_gains_nothing_is_reported(
+    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(finished, tmp_path / "workspace")
     still = {**TUNING, "epochs": 1, "backbone_learning_rate": 1e-12, "learning_rate": 1e-12}
     config = tuned_config(tmp_path / "workspace", tuning=still, training__warmup_steps=900)

@@ -52,7 +52,7 @@ def test_a_share_of_the_words_is_replaced() -> None:
     assert replace_with_unknown(words, 0.0) is words
 
 
-def test_what_the_model_says_first_takes_no_gradient_away() -> None:
+def test_the_greedy_caption_removes_no_gradient() -> None:
     """Under autocast weights are cast once: what was cast without gradients is not to be what is trained."""
     torch.manual_seed(0)
     decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4})

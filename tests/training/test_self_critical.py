@@ -240,7 +240,7 @@ def test_a_reward_is_cider_d_and_a_share_of_meteor() -> None:
             assert mixed[picture, row].item() == pytest.approx(plain[picture, row].item() + 2 * share)
 
 
-def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_that_diverges_is_reported_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
     config = small(workspace, self_critical=CRITICAL)
     monkeypatch.setattr("tasks.training.reinforce_decoder.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
