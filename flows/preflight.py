@@ -93,9 +93,9 @@ def verdict_of(
     whether to search for them; None to search if that takes minutes at most.
     """
     begun = time.monotonic()
-    found, config = refusals(preset, overrides)
+    errors, config = refusals(preset, overrides)
     verdict = Verdict()
-    verdict.add("error", "settings", found)
+    verdict.add("error", "settings", errors)
     data = config.data if config is not None else data_section(preset, overrides)
     with contextlib.ExitStack() as stack:
         backbone = None if config is None else _start_backbone_check(config, stack)
@@ -153,12 +153,12 @@ def _check_data(
         verdict.add(kind, "splits", [message])
 
 
-def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float) -> None:
+def _check_pictures(verdict: Verdict, survey: Survey, sample: int, allowed: float) -> None:
     """Add the faulty pictures; unreadable ones are errors if a run would not leave so many out (grids.max_failed)."""
     from tasks.data.picture_files import picture_faults
 
-    headers, pixels, one_colour = picture_faults([found.paths[row.name] for row in found.rows], sample)
-    rows = len(found.rows)
+    headers, pixels, one_colour = picture_faults([survey.paths[row.name] for row in survey.rows], sample)
+    rows = len(survey.rows)
     share = len(headers) / max(rows, 1) + len(pixels) / max(min(sample, rows), 1)
     kind: Kind = "warning" if share <= allowed else "error"
     faults = {**headers, **pixels}
@@ -169,7 +169,7 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
     verdict.add("warning", "pictures", (f"{path}: {reason}" for path, reason in one_colour.items()))
 
 
-def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
+def _duplicates(survey: Survey, data: DatasetOptions) -> Iterator[str]:
     """Yield pictures with the same content, those across splits first, and pictures without captions.
 
     The same picture in two sources is intended: it counts once.
@@ -177,18 +177,18 @@ def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
     from tasks.data.survey import uncaptioned
 
     names: dict[tuple[str, str], list[int]] = {}
-    for number, row in enumerate(found.rows):
-        if row.name in found.digests:
-            names.setdefault((data.prefix_of(row.name), found.digests[row.name]), []).append(number)
-    splits = found.splits or [""] * len(found.rows)
+    for number, row in enumerate(survey.rows):
+        if row.name in survey.digests:
+            names.setdefault((data.prefix_of(row.name), survey.digests[row.name]), []).append(number)
+    splits = survey.splits or [""] * len(survey.rows)
     groups = [numbers for numbers in names.values() if len(numbers) > 1]
     for numbers in sorted(groups, key=lambda numbers: len({splits[number] for number in numbers}) == 1):
-        shown = " = ".join(f"{found.rows[number].name} ({splits[number]})" for number in numbers[:5])
+        shown = " = ".join(f"{survey.rows[number].name} ({splits[number]})" for number in numbers[:5])
         leak = len({splits[number] for number in numbers}) > 1
         advice = "a model is then tested on what it was trained on: keep them in one split" if leak else "keep one"
         yield f"the same file several times: {shown}: {advice}"
-    without = uncaptioned(found, data)
-    if without and found.whole:
+    without = uncaptioned(survey, data)
+    if without and survey.whole:
         more = ", ..." if len(without) > 1 else ""
         yield f"{counted(len(without), 'picture')} of the data set without a caption, not used: {without[0]}{more}"
 
@@ -205,20 +205,20 @@ def _compared(data: DatasetOptions, near_duplicates: bool | None) -> Compare:
     return "few" if near_duplicates is None and _is_photographs(data) else "to divide"
 
 
-def _near_duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
+def _near_duplicates(survey: Survey, data: DatasetOptions) -> Iterator[str]:
     """Yield the number of near-duplicates across splits, which is more serious, and within them, with the first few."""
     rows: dict[str, tuple[str, str]] = {}  # the first row of each content; `_duplicates` reports identical files
-    for row, split in zip(found.rows, found.splits or [""] * len(found.rows), strict=True):
-        rows.setdefault(found.digests.get(row.name, ""), (row.name, split))
+    for row, split in zip(survey.rows, survey.splits or [""] * len(survey.rows), strict=True):
+        rows.setdefault(survey.digests.get(row.name, ""), (row.name, split))
     across: list[list[tuple[str, str]]] = []
     within: list[list[tuple[str, str]]] = []
-    for group in found.alike or []:
+    for group in survey.alike or []:
         members = sorted(rows[digest] for digest in group)
         (across if len({split for _, split in members}) > 1 else within).append(members)
     if across:
         held_out = [member for members in across for member in members if member[1] not in ("train", "")]
         advice = "keep each group in one of the data set's splits, or remove its held-out pictures"
-        if data.near_duplicates is None and divides((row.split for row in found.rows), data):
+        if data.near_duplicates is None and divides((row.split for row in survey.rows), data):
             advice = "set data.near_duplicates=together"
         yield (
             f"{counted(sum(map(len, across)), 'near-duplicate')} in {counted(len(across), 'group')} across splits, "
@@ -248,15 +248,15 @@ def _ends(members: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [first, next((member for member in members if member[1] != first[1]), members[1])]
 
 
-def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
+def _caption_faults(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield captions that are unusable or repeated, and settings that lose much of the captions."""
     from tasks.data.caption_text import unknown_share
-    from tasks.data.survey import rough_words
+    from tasks.data.survey import approximate_words
 
-    words_of = functools.cache(str.split if captions.tokeniser == "whitespace" else rough_words)
+    words_of = functools.cache(str.split if captions.tokeniser == "whitespace" else approximate_words)
     pictures_by_caption: Counter[str] = Counter()
     lengths: list[int] = []
-    for row in found.rows:
+    for row in survey.rows:
         for caption, times in Counter(row.captions).items():
             pictures_by_caption[caption] += 1
             words = len(words_of(caption))
@@ -268,14 +268,14 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
             if words > _WORDY:
                 yield f"{row.where}: {row.name}: a caption has {words} words: it begins {_short(caption)}"
     for caption, pictures in pictures_by_caption.most_common(5):
-        if pictures > max(3, _COMMON * len(found.rows)):
+        if pictures > max(3, _COMMON * len(survey.rows)):
             yield f"{counted(pictures, 'picture')} with the caption {_short(caption)}: a model learns to say it often"
     if lengths and captions.units == "words":
         cut = sum(length > captions.max_tokens for length in lengths) / len(lengths)
         if cut > _CUT:
             yield f"captions.max_tokens={captions.max_tokens} cuts about {cut:.0%} of the captions: raise it"
-        texts = {split: [text for row in found.of_split(split) for text in row.captions] for split in SPLITS}
-        for split in SPLITS if found.splits is not None else ("train",):
+        texts = {split: [text for row in survey.of_split(split) for text in row.captions] for split in SPLITS}
+        for split in SPLITS if survey.splits is not None else ("train",):
             unknown = unknown_share(texts["train"], texts[split], captions.min_count, words_of)
             if unknown > (_UNKNOWN if split == "train" else _NEW):
                 advice = "lower it" if captions.min_count > 1 else "these words are in no caption of train"
@@ -286,11 +286,11 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
                 break
 
 
-def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
+def _lost_text(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield words that the tokeniser drops, markup, and texts that may be several captions."""
     from tasks.data.caption_text import KEEPS_ALL, lost_words, markup, several_in_one
 
-    texts = [text for row in found.rows for text in row.captions]
+    texts = [text for row in survey.rows for text in row.captions]
     lost, tags = lost_words(texts, captions.tokeniser), markup(texts)
     if lost.total() > _LOST * len(texts):
         yield (
@@ -299,7 +299,7 @@ def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
         )
     if tags:
         yield f"{counted(tags.total(), 'piece')} of markup in captions: {_most(tags)}: remove them"
-    yield from several_in_one(found.rows)
+    yield from several_in_one(survey.rows)
 
 
 def _most(counts: Counter[str]) -> str:
@@ -307,10 +307,10 @@ def _most(counts: Counter[str]) -> str:
     return ", ".join(f"{shortened(item, 20)!r} ({times:,} times)" for item, times in counts.most_common(3))
 
 
-def _same_captions(found: Survey) -> Iterator[str]:
+def _same_captions(survey: Survey) -> Iterator[str]:
     """Yield a message if many held-out pictures have captions of train, as several views of one thing do."""
-    trained = {text for row in found.of_split("train") for text in row.captions}
-    held_out = [row for split in ("dev", "test") for row in found.of_split(split)]
+    trained = {text for row in survey.of_split("train") for text in row.captions}
+    held_out = [row for split in ("dev", "test") for row in survey.of_split(split)]
     same = [row for row in held_out if all(text in trained and len(text.split()) >= _LONG for text in row.captions)]
     if len(same) > _SAME * len(held_out):
         yield (
@@ -319,23 +319,23 @@ def _same_captions(found: Survey) -> Iterator[str]:
         )
 
 
-def _metric_faults(found: Survey, evaluation: EvaluationConfig) -> Iterator[str]:
+def _metric_faults(survey: Survey, evaluation: EvaluationConfig) -> Iterator[str]:
     """Yield the metrics that do not support the language of the captions."""
-    if not is_latin(caption for row in found.rows[:_SAMPLE] for caption in row.captions):
+    if not is_latin(caption for row in survey.rows[:_SAMPLE] for caption in row.captions):
         for name in evaluation.metrics:
             if METRICS[name].only_latin:
                 yield f"evaluation.metrics: {name} knows only languages in Latin letters, and is left out: remove it"
 
 
-def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | None) -> Iterator[tuple[Kind, str]]:
+def _split_faults(survey: Survey, evaluation: EvaluationConfig, config: Config | None) -> Iterator[tuple[Kind, str]]:
     """Yield splits that are empty, or too small to compare models on."""
-    if found.splits is None:
+    if survey.splits is None:
         return
     for split, use in (("train", "train on"), ("dev", "validate on"), (evaluation.split, "evaluate on")):
-        if split not in found.sizes:
-            has = counted_by_split(found.sizes)
+        if split not in survey.sizes:
+            has = counted_by_split(survey.sizes)
             yield "error", f"the split {split} is empty, and there is nothing to {use} (the data set has {has})"
-    size = found.sizes.get(evaluation.split, 0)
+    size = survey.sizes.get(evaluation.split, 0)
     if config is not None and 0 < size < config.registry.min_pictures:
         yield (
             "warning",

@@ -13,11 +13,11 @@ def log_evaluation(config: Config, plan: Plan) -> None:
     """Log the evaluated training of a config in MLflow, unless it is not fresh or is already logged."""
     registration = plan.pipeline.last
     assert isinstance(registration, Register)
-    made = plan.artifacts
-    if registration.scores not in made:
+    by_stage = plan.artifacts
+    if registration.scores not in by_stage:
         return
     from tasks.mlflow_store.evaluation_log import log_unregistered  # loads torch
 
-    inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in made.items()}
-    artifacts = CaptionerArtifacts.of(registration.scores, made)
+    inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in by_stage.items()}
+    artifacts = CaptionerArtifacts.of(registration.scores, by_stage)
     log_unregistered(config, artifacts, run_params(registration.scores.decoder, inputs))

@@ -31,6 +31,6 @@ def read_grid(data: bytes, shape: Sequence[int]) -> npt.NDArray[np.float16]:
     except Exception as error:  # numpy raises various errors for a damaged file
         raise ValueError(f"is no .npy file of a grid: {' '.join(str(error).split())[:100]}") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tuple(shape):
-        found = f"{values.shape} {values.dtype}" if isinstance(values, np.ndarray) else "several arrays"
-        raise ValueError(f"holds {found}, not a grid of floats of shape {tuple(shape)}")
+        content = f"{values.shape} {values.dtype}" if isinstance(values, np.ndarray) else "several arrays"
+        raise ValueError(f"holds {content}, not a grid of floats of shape {tuple(shape)}")
     return as_float16(values)

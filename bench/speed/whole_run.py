@@ -31,7 +31,7 @@ from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.grids.photographs import decoders
 from tasks.grids.weights import load_backbone
 from tasks.training.batches import Batches
-from tasks.training.dev import Dev
+from tasks.training.dev import DevEvaluator
 from tasks.training.fine_tune_backbone import Views
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
@@ -122,7 +122,7 @@ class LoopBatches(Batches):
         return self._photographs.grids([picture.digest for picture in captioned])
 
 
-class LoopDev(Dev):
+class LoopDevEvaluator(DevEvaluator):
     def __init__(self, *dev: Any, photographs: Photographs) -> None:
         super().__init__(*dev)
         self._photographs = photographs
@@ -146,7 +146,7 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
         batches = LoopBatches(
             read_captions(tokens, "train"), config.training.batch_pictures, config.training.seed, photographs
         )
-        dev = LoopDev(read_pictures(manifest, "dev"), tokens, config.machine, photographs=photographs)
+        dev = LoopDevEvaluator(read_pictures(manifest, "dev"), tokens, config.machine, photographs=photographs)
         torch.manual_seed(config.training.seed)
         decoder = make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
         groups = [WeightGroup(config.training.learning_rate, decoder.parameters())]

@@ -198,10 +198,10 @@ def _grids_of(
 
 def _print_start(started: Started, survey: Survey) -> None:
     """Print the captioner that training starts from, and the share of the words that it knows."""
-    from tasks.data.survey import rough_words
+    from tasks.data.survey import approximate_words
 
     vocabulary = set(json.loads((started.point.folder / VOCABULARY).read_text(encoding="utf-8"))["words"])
-    words = [word for row in survey.of_split("train") for text in row.captions for word in rough_words(text)]
+    words = [word for row in survey.of_split("train") for text in row.captions for word in approximate_words(text)]
     share = sum(word in vocabulary for word in words) / max(len(words), 1)
     typer.echo(
         f"  training starts from {started.point.address}, which knows {share:.0%} of the words of these captions and "
@@ -343,13 +343,13 @@ def _left_out(faults: list[str]) -> Iterator[str]:
 def _caption_notes(survey: Survey) -> Iterator[str]:
     """Yield notes on the captions: unknown words, symbols, several captions in a text, and markup."""
     from tasks.data.caption_text import markup, several_in_one, unknown_share
-    from tasks.data.survey import rough_words
+    from tasks.data.survey import approximate_words
 
     texts = {
         split: [text for row in survey.of_split(split) for text in row.captions] for split in ("train", "dev", "test")
     }
     for split in ("dev", "test") if survey.splits is not None else ():
-        unknown = unknown_share(texts["train"], texts[split], 1, rough_words)
+        unknown = unknown_share(texts["train"], texts[split], 1, approximate_words)
         if unknown > _NEW:
             yield (
                 f"{unknown:.0%} of the words of the captions of {split} are in no caption of train: a model cannot say "

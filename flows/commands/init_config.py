@@ -145,9 +145,9 @@ def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None
 
 def _settings_after_start(survey: Survey, started: Started) -> list[str]:
     """Return the sections for training that starts from a captioner and keeps its words and memory."""
-    from tasks.data.survey import rough_words
+    from tasks.data.survey import approximate_words
 
-    captions = [rough_words(caption) for row in survey.of_split("train") for caption in row.captions]
+    captions = [approximate_words(caption) for row in survey.of_split("train") for caption in row.captions]
     length, before = _length(captions)[0], int(started.point.sections()["captions"]["max_tokens"])
     max_tokens = max(length, before)
     steps = max(1, len(survey.of_split("train")) // _START_BATCH)  # of an epoch
@@ -178,9 +178,9 @@ def _settings_after_start(survey: Survey, started: Started) -> list[str]:
 def _settings_by_size(survey: Survey) -> list[str]:
     """Return the sections that adapt the usual preset to the number and the words of the captions."""
     from models.vocabulary import SPACELESS
-    from tasks.data.survey import rough_words
+    from tasks.data.survey import approximate_words
 
-    captions = [rough_words(caption) for row in survey.of_split("train") for caption in row.captions]
+    captions = [approximate_words(caption) for row in survey.of_split("train") for caption in row.captions]
     texts = " ".join(caption for row in survey.rows[:SAMPLE] for caption in row.captions)
     is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
     min_count, words, unknown = _vocabulary(captions)

@@ -80,32 +80,34 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
     path = _file_of(answers, workspace)
     if not path.exists():
         raise AttendError(f"{path}: no such file: `attend review serve` writes it")
-    found = summarise(answer for _, answer in read_answers(path))
+    totals = summarise(answer for _, answer in read_answers(path))
     if as_json:
         print_json(
             {
-                "answers": sum(found.verdicts.values()),
-                "verdicts": found.verdicts,
-                **{name: [rate._asdict() for rate in getattr(found, name)] for name in ("versions", "weeks", "chosen")},
-                "calibration": [{"confidence": one.confidence, **one.rate._asdict()} for one in found.calibration],
-                "edits": [{"from": before, "to": after, "times": times} for before, after, times in found.edits],
-                "agreement": None if found.agreement is None else found.agreement._asdict(),
+                "answers": sum(totals.verdicts.values()),
+                "verdicts": totals.verdicts,
+                **{
+                    name: [rate._asdict() for rate in getattr(totals, name)] for name in ("versions", "weeks", "chosen")
+                },
+                "calibration": [{"confidence": one.confidence, **one.rate._asdict()} for one in totals.calibration],
+                "edits": [{"from": before, "to": after, "times": times} for before, after, times in totals.edits],
+                "agreement": None if totals.agreement is None else totals.agreement._asdict(),
             }
         )
         return
-    verdicts = ", ".join(f"{number:,} {verdict}" for verdict, number in found.verdicts.items())
-    typer.echo(f"{sum(found.verdicts.values()):,} answers: {verdicts}")
+    verdicts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.verdicts.items())
+    typer.echo(f"{sum(totals.verdicts.values()):,} answers: {verdicts}")
     for title, rates in (
-        ("accepted, of those asked at random, by version", found.versions),
-        ("by week", found.weeks),
-        ("accepted, by why they were asked about", found.chosen),
-        ("accepted, by the model's confidence", [one.rate for one in found.calibration]),
-        ("pairs of people who agree", [found.agreement] if found.agreement else []),
+        ("accepted, of those asked at random, by version", totals.versions),
+        ("by week", totals.weeks),
+        ("accepted, by why they were asked about", totals.chosen),
+        ("accepted, by the model's confidence", [one.rate for one in totals.calibration]),
+        ("pairs of people who agree", [totals.agreement] if totals.agreement else []),
     ):
         _print_rates(title, rates)
-    if found.edits:
+    if totals.edits:
         typer.echo("changed most often:")
-    for before, after, times in found.edits[:_SHOWN]:
+    for before, after, times in totals.edits[:_SHOWN]:
         typer.echo(f"  {times:4}  {before or '(nothing)'} -> {after or '(nothing)'}")
 
 

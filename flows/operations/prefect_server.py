@@ -126,22 +126,22 @@ def wait_or_start_again(server: LocalServer, start: Callable[[], LocalServer], w
         return server
     except AttendError:
         text = server.log.read_bytes()[server.log_start :].decode(errors="replace")
-        if not set_aside_half_made_database(workspace, text):
+        if not set_aside_incomplete_database(workspace, text):
             raise
     again = start()
     again.wait()
     return again
 
 
-def set_aside_half_made_database(workspace: Path, log_text: str) -> bool:
+def set_aside_incomplete_database(workspace: Path, log_text: str) -> bool:
     """Set Prefect's database aside if a server died because its creation had been interrupted; return whether it did.
 
     Prefect creates it in many transactions, and cannot continue if it was killed between them. Only the database in the
     workspace is touched, not one in the user's own PREFECT_HOME. log_text: the output of the server that died.
     """
     home = workspace / "prefect"
-    is_half_made = "alembic" in log_text and any(words in log_text for words in _HALF_MADE)
-    if not is_half_made or not (home / "prefect.db").exists() or Path(os.environ.get("PREFECT_HOME", home)) != home:
+    is_incomplete = "alembic" in log_text and any(words in log_text for words in _HALF_MADE)
+    if not is_incomplete or not (home / "prefect.db").exists() or Path(os.environ.get("PREFECT_HOME", home)) != home:
         return False
     for path in home.glob("prefect.db*"):
         if ".damaged" not in path.name:

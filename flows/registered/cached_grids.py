@@ -48,12 +48,12 @@ def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
 
     identity: the identity's file in one of these artifacts.
     """
-    text, wanted = identity.read_bytes(), pc.field("digest").isin(list(digests))
+    text, condition = identity.read_bytes(), pc.field("digest").isin(list(digests))
     numbers: set[int] = set()
     for other in identity.parent.parent.glob(f"*/{IDENTITY}"):
         try:
             if other.read_bytes() == text:
-                table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
+                table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=condition)
                 numbers |= set(table["shard"].to_pylist())
         except (OSError, pa.ArrowException) as error:  # damaged, or removed in the meantime
             log.warning(f"{other.with_name(INDEX)}: is not used: {reason_of(error)}")

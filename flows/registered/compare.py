@@ -76,12 +76,12 @@ def compare_versions(
     client = tracking.connect(workspace, must_exist=True)
     versions = [version_of_address(client, address) for address in addresses]
     names = [f"{version.name}/{version.version}" for version in versions]
-    found = _compare(client, versions, on)
+    result = _compare(client, versions, on)
     captions = {
-        digest: [first, *(comparison.captions[digest][1] for comparison in found)]
-        for digest, (first, _) in found[0].captions.items()
+        digest: [first, *(comparison.captions[digest][1] for comparison in result)]
+        for digest, (first, _) in result[0].captions.items()
     }
-    compared = VersionsCompared(names, captions, found)
+    compared = VersionsCompared(names, captions, result)
     if page is not None and on is not None:
         _write_page(page, client, versions, compared, on)
     return compared

@@ -38,15 +38,15 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
     version = version_of_address(client, registered.address)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         files, out = registered.files or download(registered.address, Path(scratch) / "model"), Path(scratch) / "out"
-        kept = files / "artifacts" / bundle_of(runtime)
+        registered_bundle = files / "artifacts" / bundle_of(runtime)
         if not (files / BUNDLE).is_dir():
             raise AttendError(f"{registered.address}: is not a captioner that attend registered: give one that is")
-        for bundle in (kept, files / BUNDLE):
+        for bundle in (registered_bundle, files / BUNDLE):
             if bundle.is_dir() and not is_intact(bundle):
                 raise AttendError(f"{registered.address}: {bundle}: is damaged: run `attend run` again")
         check_bundle(files / BUNDLE, registered.address)  # otherwise this program could not use the folder
-        if kept.is_dir():
-            _copy(kept, out)
+        if registered_bundle.is_dir():
+            _copy(registered_bundle, out)
         else:
             log.info(f"{registered.address} was not registered for {runtime}: it is exported now, and not scored")
             write_exported(_captioner_in(files / BUNDLE, registered.address), out, runtime)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from flows.review.question_views import QuestionView, QuestionViews
 from flows.serving.guard import check_length, check_origin, protect, read_body
-from flows.serving.limits import Limits, RefusedError, Room
+from flows.serving.limits import Limits, MemoryBudget, RefusedError
 from flows.serving.requests import media_type_of, validated
 from flows.serving.web_page import page_routes
 from tasks.common.errors import AttendError
@@ -90,7 +90,7 @@ class ReviewServer:
         self._assignments, self._views, self._hosts, self._token = assignments, views, hosts, token
         self._note, self._noted = note, True
         self._one = threading.Lock()  # held during calls of the assignments
-        self._room = Room(LIMITS.bodies)
+        self._budget = MemoryBudget(LIMITS.bodies)
 
     def app(self) -> FastAPI:
         """Return the ASGI application."""
@@ -207,7 +207,7 @@ class ReviewServer:
         if media_type_of(request.headers.get("content-type", "")) != "application/json":
             raise RefusedError(415, "send application/json")
         check_length(request, LIMITS)
-        with self._room.held() as take:
+        with self._budget.held() as take:
             return validated(model, await read_body(request, LIMITS, take))
 
     def _admit(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from flows.serving.batching import Batcher
 from flows.serving.guard import check_length, check_origin, protect, read_body
-from flows.serving.limits import Limits, RefusedError, Room
+from flows.serving.limits import Limits, MemoryBudget, RefusedError
 from flows.serving.requests import CaptionRequest, Invocation, Parameters, media_type_of, parse, parse_form
 from flows.serving.responses import ERRORS, Health, ModelInfo, Predictions, Ready, Row
 from flows.serving.served import Served
@@ -89,7 +89,7 @@ class Server:
         self._leaving = leaving or threading.Event()
         self._metrics = Metrics()
         self._batcher = Batcher(served.predict, max_batch, limits.waiting, self._metrics.batches.observe)
-        self._room = Room(limits.bodies)
+        self._budget = MemoryBudget(limits.bodies)
 
     def app(self) -> FastAPI:
         """Return the ASGI application."""
@@ -198,7 +198,7 @@ class Server:
         """
         limits = self._limits
         check_length(request, limits)
-        with self._room.held() as take:
+        with self._budget.held() as take:
             body = await read_body(request, limits, take)
             pictures, params = await parse_body(body)
             del body

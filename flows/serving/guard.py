@@ -80,7 +80,7 @@ def check_length(request: Request, limits: Limits) -> None:
 
 
 async def read_body(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
-    """Read the body. take: see `Room.held`. Raises RefusedError if it is too large, too slow, or incomplete."""
+    """Read the body. take: see `MemoryBudget.held`. Raises RefusedError if it is too large, too slow, or incomplete."""
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):

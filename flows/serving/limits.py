@@ -42,7 +42,7 @@ class RefusedError(Exception):
         super().__init__(self.why)
 
 
-class Room:
+class MemoryBudget:
     """A budget of `size` bytes for all request bodies in memory."""
 
     def __init__(self, size: int) -> None:

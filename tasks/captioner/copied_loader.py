@@ -51,8 +51,8 @@ def load(folder: Path) -> tuple[Any, Any]:
 def digest_of_files(folder: Path) -> str:
     """Return the SHA-256 (hex) of the names and digests of a bundle's files, except bundle.json and Python's caches."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    kept = [name for name in names if name.parts != (DIGEST,) and "__pycache__" not in name.parts]
-    digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in kept]
+    hashed = [name for name in names if name.parts != (DIGEST,) and "__pycache__" not in name.parts]
+    digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in hashed]
     return hashlib.sha256(json.dumps(digests, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 

@@ -79,11 +79,11 @@ def _scored(
 ) -> ExportedRuntime:
     """Return the runtime in a folder with its scores, on the pictures that the captioner in torch was scored on."""
     in_torch = read_predictions(artifacts.scores.path / PREDICTIONS)
-    found = caption_alike(OnnxCaptioner(folder), name, config, artifacts, predictions)
+    captioned = caption_alike(OnnxCaptioner(folder), name, config, artifacts, predictions)
     captions = read_predictions(predictions)
     metric = config.registry.promote_on
-    applies = metric in found["scores"] and metric in scores["scores"]
-    score, of_torch = (part["scores"][metric] if applies else 0.0 for part in (found, scores))
+    applies = metric in captioned["scores"] and metric in scores["scores"]
+    score, of_torch = (part["scores"][metric] if applies else 0.0 for part in (captioned, scores))
     return ExportedRuntime(
         name,
         folder,

@@ -64,9 +64,9 @@ def is_disk_full(error: BaseException) -> bool:
     return any(words in message for words in ("No space left on device", "disk is full", "inline_container"))
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` with the known name closest to `word`, or a list of all names if none is close."""
-    names = sorted(known)
+    names = sorted(candidates)
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
 

@@ -105,7 +105,7 @@ class DecoderConfig(Section):
         check_known(self.name, "decoder", DECODERS)
         member = DECODERS[self.name]
         option_names = {item.name for item in fields(member.options)}
-        for name in self._given():
+        for name in self._set_options():
             if name not in option_names:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not member.attends:
@@ -117,13 +117,13 @@ class DecoderConfig(Section):
         self.resolved()  # raises by the rules in models/options.py
         return self
 
-    def _given(self) -> dict[str, Any]:
+    def _set_options(self) -> dict[str, Any]:
         """Return the options that are set."""
         return self.model_dump(exclude=_NOT_OF_THE_CLASS, exclude_none=True)
 
     def resolved(self) -> DecoderOptions:
         """Return the options of the decoder's class, with its defaults; ValueError for those that do not fit."""
-        return DECODERS[self.name].options(**self._given())
+        return DECODERS[self.name].options(**self._set_options())
 
     def options(self) -> dict[str, Any]:
         """Return the options of the decoder's class, with its defaults, as plain JSON values."""

@@ -221,12 +221,12 @@ def refusals(
     and a file that is not a mapping.
     """
     try:
-        given = values_of(preset_or_file, overrides)
-        values = resolve_preset(given)
+        nested = values_of(preset_or_file, overrides)
+        values = resolve_preset(nested)
     except ValueError as error:
         return [str(error)], None
     try:
-        values = resolve_preset(with_starting_point(given, find))
+        values = resolve_preset(with_starting_point(nested, find))
     except AttendError as error:
         return [str(error)], None
     lines: list[str] = []

@@ -79,16 +79,16 @@ def with_starting_point(values: dict[str, Any], find: Find) -> dict[str, Any]:
         return values
     machine = resolved.get("machine")
     folder = MachineConfig.model_validate(machine if isinstance(machine, dict) else {}).folder
-    found = find(address, training.get("start_store"), folder)
-    sections = found.sections()
+    point = find(address, training.get("start_store"), folder)
+    sections = point.sections()
     own = {name: values[name] if isinstance(values.get(name), dict) else {} for name in sections}
-    _check_own(own, sections, found.address)
+    _check_own(own, sections, point.address)
     return {
         **resolved,
         "grids": {**sections["grids"], **own["grids"]},
         "decoder": {**sections["decoder"], **own["decoder"]},
         "captions": {**merged(resolved.get("captions") or {}, sections["captions"]), **own["captions"]},
-        "starting_point": found,
+        "starting_point": point,
     }
 
 

@@ -18,18 +18,18 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     from the annotation files has none of the pictures.
     """
     store = Digests(machine.folder / "digests.sqlite")
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for prefix, part in data.parts().items():
         with in_source(prefix):
             files = part.annotation_files()
             if files:
                 digests = store.of(files)
-                found[f"{prefix}annotations"] = digest_of([[path.name, digests[path]] for path in files])
+                result[f"{prefix}annotations"] = digest_of([[path.name, digests[path]] for path in files])
             if files and not part.unpacks:
                 folder = part.image_folder(Path())
                 pictures = [picture for picture in find_pictures(folder) if _is_utf8(picture.name)]
-                found[f"{prefix}photographs"] = store.of_pictures(folder, pictures)
-    return found
+                result[f"{prefix}photographs"] = store.of_pictures(folder, pictures)
+    return result
 
 
 def _is_utf8(name: str) -> bool:

@@ -142,8 +142,8 @@ def captions_of(row: Row, split: str, data: DatasetOptions) -> list[str]:
 
 def _digests(paths: Mapping[str, Path], written: Path, database: Path) -> dict[str, str]:
     """Return the SHA-256 of each file by name, from the cache except for newly `written` pictures, which bypass it."""
-    known = [path for path in paths.values() if not path.is_relative_to(written)]
-    digests = Digests(database).of(known) if known else {}
+    unwritten = [path for path in paths.values() if not path.is_relative_to(written)]
+    digests = Digests(database).of(unwritten) if unwritten else {}
     return {name: digests.get(path) or digest_of_file(path) for name, path in paths.items()}
 
 

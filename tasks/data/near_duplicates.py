@@ -203,9 +203,9 @@ def _descriptors(frames: Frames) -> npt.NDArray[np.int8]:
     described = np.empty((len(frames), len(_CROPS), _COEFFICIENTS), np.int8)
     for start in range(0, len(frames), 4096):
         luma = frames[start : start + 4096, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float64)
-        found = (transform @ luma @ transform.T).reshape(-1, len(_CUTS), _FREQUENCIES, len(_CUTS), _FREQUENCIES)
+        coefficients = (transform @ luma @ transform.T).reshape(-1, len(_CUTS), _FREQUENCIES, len(_CUTS), _FREQUENCIES)
         for number, (down, across) in enumerate(_CROPS):
-            vectors = found[:, down, :, across].reshape(-1, _COEFFICIENTS) * _WEIGHTS
+            vectors = coefficients[:, down, :, across].reshape(-1, _COEFFICIENTS) * _WEIGHTS
             lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
             units = vectors / np.maximum(lengths, 1)
             described[start : start + 4096, number] = np.clip(np.rint(units * _SCALE), -127, 127)
@@ -359,10 +359,10 @@ def _refined_cuts(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, pa
     for first in (-1, 0, 1):
         for last in (-1, 0, 1):
             tried = np.clip(base + np.array([first, last]), 0, _DEEPEST)
-            found = _correlation(whole, overlays[_number(tried)] @ part)
-            better = found > best
+            scores = _correlation(whole, overlays[_number(tried)] @ part)
+            better = scores > best
             cuts = np.where(better[:, None], tried, cuts)
-            best = np.where(better, found, best)
+            best = np.where(better, scores, best)
     return cuts, best
 
 

@@ -49,9 +49,9 @@ def divide(
     return SplitAssignment(splits, note if taken else "")
 
 
-def divides(given: Iterable[str | None], data: DatasetOptions) -> bool:
-    """Return whether `divide` has to divide pictures. given: the split that the data set gives each, if any."""
-    splits = set(given)
+def divides(given_splits: Iterable[str | None], data: DatasetOptions) -> bool:
+    """Return whether `divide` has to divide pictures. given_splits: the split that the data set gives each, if any."""
+    splits = set(given_splits)
     return None in splits or ("dev" not in splits and data.dev_share > 0)
 
 

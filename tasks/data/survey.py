@@ -93,7 +93,7 @@ def uncaptioned(survey: Survey, data: DatasetOptions) -> list[str]:
     return sorted(left.values())
 
 
-def rough_words(text: str) -> list[str]:
+def approximate_words(text: str) -> list[str]:
     """Return the words of a caption approximately as the tokenisers do, without loading NLTK, which takes seconds.
 
     In scripts without spaces between words, each character is a word.

@@ -288,8 +288,8 @@ def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) ->
     pending = [("", str(folder), [_identity(folder.stat())])]
     while pending:
         prefix, path, ancestors = pending.pop()
-        with os.scandir(path) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
+        with os.scandir(path) as scanned:
+            entries = [entry for entry in scanned if not entry.name.startswith(".")]
         if prefix and any(entry.name == WORKSPACE_FILE for entry in entries):
             continue
         for entry in entries:

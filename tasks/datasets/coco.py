@@ -64,8 +64,8 @@ class Coco(NamedOptions):
             texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
             with faults.of_row():
                 picture = finder.one(name, pictures[inside[name]], where)
-                own = parse_split(split_name, where) if isinstance(split_name, str) and split_name else None
-                yield Row(picture, texts, split or own or self.split_in(name, picture, level, where), where)
+                picture_split = parse_split(split_name, where) if isinstance(split_name, str) and split_name else None
+                yield Row(picture, texts, split or picture_split or self.split_in(name, picture, level, where), where)
 
     def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:
         """Return the pictures and captions of a document, by the pictures' ids."""

@@ -252,8 +252,8 @@ def _joined(folder: Path, parts: list[Reading]) -> Options:
     """Return the settings of several files as one data set, each with the split in its name or folder."""
     sources: dict[str, Options] = {}
     for part, split in zip(parts, file_splits(folder, [part.file for part in parts]), strict=True):
-        place = part.file.relative_to(folder)
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
+        relative = part.file.relative_to(folder)
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(relative.with_suffix("").parts))
         while name in sources or not name.strip("-_"):  # names in other scripts may become such
             name = f"{name.strip('-_') or 'captions'}-{len(sources) + 1}"
         split_setting = part.options.get("split_column") or part.options.get("splits")
@@ -473,5 +473,5 @@ def _of_file(path: Path, root: Path) -> _KnownForm:
     folder = Folder(root)
     if not folder.finder.names and root == path.parent and _NEXT_TO.search(root.name):
         folder = Folder(root.parent)
-    found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
-    return _KnownForm(found.options, found.read, found.notes)
+    result = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
+    return _KnownForm(result.options, result.read, result.notes)

@@ -87,19 +87,19 @@ def table_files(path: Path) -> list[TableFile]:
 
     Raises AttendError if there are none.
     """
-    place = path.expanduser()
-    if place.is_file():
-        return [TableFile(place, folder_split([place.stem]))]
-    if (place / "dataset_dict.json").is_file():
-        splits = read_json(place / "dataset_dict.json").get("splits")
+    root = path.expanduser()
+    if root.is_file():
+        return [TableFile(root, folder_split([root.stem]))]
+    if (root / "dataset_dict.json").is_file():
+        splits = read_json(root / "dataset_dict.json").get("splits")
         names = splits if isinstance(splits, list) else []
-        return [TableFile(file, folder_split([str(name)])) for name in names for file in _saved(place / str(name))]
-    if (place / "state.json").is_file():
-        return [TableFile(file, None) for file in _saved(place)]
-    files = [file for file in sorted(place.rglob("*.parquet")) if not file.name.startswith(".")]
+        return [TableFile(file, folder_split([str(name)])) for name in names for file in _saved(root / str(name))]
+    if (root / "state.json").is_file():
+        return [TableFile(file, None) for file in _saved(root)]
+    files = [file for file in sorted(root.rglob("*.parquet")) if not file.name.startswith(".")]
     if not files:
-        raise AttendError(f"data.path: {place}: no Parquet file, and no folder that save_to_disk wrote")
-    return list(map(TableFile, files, file_splits(place, files)))
+        raise AttendError(f"data.path: {root}: no Parquet file, and no folder that save_to_disk wrote")
+    return list(map(TableFile, files, file_splits(root, files)))
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -101,19 +101,19 @@ class TextFile(NamedTuple):
 def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]:
     """Return the files below a folder that end in `suffix`, with the pictures of the same name."""
     with_pictures = {name.rpartition("/")[0] for name in finder.names}
-    found = []
+    result = []
     for path, files in shown_files(folder, follow_links=True):
-        place = path.relative_to(folder).as_posix().removeprefix(".")
+        parent = path.relative_to(folder).as_posix().removeprefix(".")
         for file in files:
             if file.lower().endswith(suffix):
                 name = file[: -len(suffix)]
                 pictures = finder.named(name) or finder.named(_of_sidecar(name))
-                if place in with_pictures:
-                    pictures = [picture for picture in pictures if picture.rpartition("/")[0] == place]
+                if parent in with_pictures:
+                    pictures = [picture for picture in pictures if picture.rpartition("/")[0] == parent]
                 else:
-                    pictures = [picture for picture in pictures if _is_parallel(place, picture.rpartition("/")[0])]
-                found.append(TextFile(path / file, f"{place}/{name}" if place else name, pictures))
-    return _next_to_pictures_first(found) if any(item.pictures for item in found) else _by_names_alone(found, finder)
+                    pictures = [picture for picture in pictures if _is_parallel(parent, picture.rpartition("/")[0])]
+                result.append(TextFile(path / file, f"{parent}/{name}" if parent else name, pictures))
+    return _next_to_pictures_first(result) if any(item.pictures for item in result) else _by_names_alone(result, finder)
 
 
 def _next_to_pictures_first(files: list[TextFile]) -> list[TextFile]:

@@ -60,8 +60,8 @@ def evaluate_decoder(
     scored = search.find(pictures)
     dev = None
     if evaluation.split != "dev":
-        known = read_pictures(sources.manifest.path, "dev")
-        dev = search.find(random.Random(0).sample(known, min(len(known), MOST_FITTED_TO)))
+        dev_pictures = read_pictures(sources.manifest.path, "dev")
+        dev = search.find(random.Random(0).sample(dev_pictures, min(len(dev_pictures), MOST_FITTED_TO)))
     choice = _choose_neighbours(evaluation, scored if dev is None else dev, stored, vocabulary, dev is None)
 
     def write(result: SearchResult, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:

@@ -78,18 +78,18 @@ class PictureSearch:
         beam = decoding.search == "beam"
         fixed = self._evaluation.neighbours
         number = Neighbours.number if isinstance(fixed, str) else fixed.number
-        found: list[list[Caption]] = []
+        results: list[list[Caption]] = []
         near: list[tuple[Any, ...]] = []
         with Bar(len(share), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
             rows = decoding.beam if beam else decoding.n_best
             size = decode_batch_size(self._machine, self._grids.shape, rows, self._members)
             for part, grid in grids_in_order(share, self._grids, size):
                 keys = [key_of_digest(digest) for digest in part]
-                found += decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
+                results += decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
                 near += zip(*self._memory.look_up(pool(grid.numpy()), number), strict=True)
                 bar.advance(len(part))
         near = processes.all_gather(near, len(readable))
-        captions = processes.all_gather(found, len(readable))
+        captions = processes.all_gather(results, len(readable))
         return SearchResult(
             readable, captions, NearestPictures(*(np.stack(column) for column in zip(*near, strict=True)))
         )

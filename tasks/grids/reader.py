@@ -13,7 +13,7 @@ from threading import Lock
 import numpy as np
 
 from tasks.common.errors import AttendError
-from tasks.grids.store import GridRow, Grids, GridStore, Mapped, map_shard
+from tasks.grids.store import GridRow, Grids, GridStore, MappedFile, map_shard
 
 _RESIDENT = 2**29  # bytes of grids that may be read before all mapped pages are released
 _OTHER_FILES = 256  # files that this process may open besides the shards
@@ -27,9 +27,9 @@ class _LazyShard:
         """Store which shard to map; expected: row -> its digest in the reader's index."""
         self._store, self._number, self._expected = store, number, expected
         self._lock = Lock()
-        self._mapped: Mapped | None = None
+        self._mapped: MappedFile | None = None
 
-    def get(self) -> Mapped:
+    def get(self) -> MappedFile:
         """Return the mapped shard. Raises AttendError if its rows hold other pictures than expected."""
         with self._lock:
             mapped = self._mapped  # read once: another thread may drop it at any time

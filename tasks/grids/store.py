@@ -363,7 +363,7 @@ def read_shard(index: Path) -> Shard:
         raise DamagedIndexError(f"{index}: is damaged: run `attend workspace verify`, which sets it aside") from None
 
 
-class Mapped(NamedTuple):
+class MappedFile(NamedTuple):
     """A shard's HDF5 file, mapped into memory.
 
     offset: the byte of the file at which the grids begin. grids: float16 (rows, height, width, channels), a view of the
@@ -376,7 +376,7 @@ class Mapped(NamedTuple):
     digests: list[str]
 
 
-def map_shard(store: GridStore, number: int) -> Mapped:
+def map_shard(store: GridStore, number: int) -> MappedFile:
     """Map a shard into memory, after downloading it if it is only in the storage.
 
     Raises AttendError if it is missing, damaged, or of another identity than the store's.
@@ -393,7 +393,7 @@ def map_shard(store: GridStore, number: int) -> Mapped:
     raise AttendError(f"{shard.path}: is removed as soon as it is fetched: set a larger machine.cache_gib")
 
 
-def _map_file(store: GridStore, shard: Shard) -> Mapped:
+def _map_file(store: GridStore, shard: Shard) -> MappedFile:
     """Map a shard's HDF5 file into memory.
 
     Raises FileNotFoundError if there is a storage and the file is not on this machine (any more), and AttendError if it
@@ -414,7 +414,7 @@ def _map_file(store: GridStore, shard: Shard) -> Mapped:
     with shard.path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
-    return Mapped(mapped, offset, grids, shard.digests)
+    return MappedFile(mapped, offset, grids, shard.digests)
 
 
 def stores(grids: Path) -> Iterator[GridStore]:

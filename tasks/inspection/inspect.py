@@ -232,12 +232,12 @@ def _drift(
     return measure_drift(pooled[is_known], pooled[~is_known])
 
 
-def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:
+def _distances_to_others(pooled: Tensor, reference: Tensor) -> Tensor:
     """Return the mean distance of each pooled grid (N, C) to the nearest known ones (M, C) except itself, (N,).
 
     Only the first `_MOST_KNOWN` known ones are used.
     """
-    distances = (2 - 2 * (pooled @ known[:_MOST_KNOWN].T)).clamp_min(0).sqrt()
+    distances = (2 - 2 * (pooled @ reference[:_MOST_KNOWN].T)).clamp_min(0).sqrt()
     distances = distances.masked_fill(distances < _ITSELF, torch.inf)
     nearest = distances.topk(min(_NEIGHBOURS, distances.shape[1]), dim=1, largest=False).values
     return nearest.masked_fill(nearest.isinf(), 0.0).mean(dim=1)

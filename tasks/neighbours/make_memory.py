@@ -118,14 +118,14 @@ def join_memory(
     captions: of the earlier memory. words: maps its token ids to the new ones, as `_new_ids` returns.
     """
     _, pooled = _mean_and_pooled(grids, pictures)
-    vectors = _half((pooled - before.mean) @ before.basis)
-    earlier = (_small(words[captions.tokens]), captions.lengths, captions.counts)
+    vectors = _as_float16((pooled - before.mean) @ before.basis)
+    earlier = (_as_smallest_type(words[captions.tokens]), captions.lengths, captions.counts)
     both = zip(_different_captions(pictures), earlier, strict=True)
     tokens, lengths, counts = (np.concatenate(parts) for parts in both)
     rows = [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])]
     ends = np.cumsum(counts)
     references = [padded(rows[end - count : end]) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
-    joined = StoredCaptions.make(_small(tokens), lengths, counts, Frequencies.from_references(references))
+    joined = StoredCaptions.make(_as_smallest_type(tokens), lengths, counts, Frequencies.from_references(references))
     return replace(before, vectors=np.concatenate([vectors, before.vectors]), captions=joined)
 
 
@@ -137,10 +137,10 @@ def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
     """
     mean = pooled.mean(axis=0)
     basis = _principal_axes(pooled - mean, size)
-    return Memory(grid, mean, basis, _half((pooled - mean) @ basis))
+    return Memory(grid, mean, basis, _as_float16((pooled - mean) @ basis))
 
 
-def _half(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_float16(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return vectors as float16, or unchanged if a number is too large for it."""
     return vectors if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max else vectors.astype(np.float16)
 
@@ -163,9 +163,9 @@ def _different_captions(
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
     lengths = np.array([len(caption) for caption in captions], np.uint16)
-    return _small(np.concatenate(captions)), lengths, np.array([len(rows) for rows in different], np.uint16)
+    return _as_smallest_type(np.concatenate(captions)), lengths, np.array([len(rows) for rows in different], np.uint16)
 
 
-def _small(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_smallest_type(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return token ids as uint16 if all are small enough."""
     return tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens

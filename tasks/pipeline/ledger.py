@@ -179,7 +179,7 @@ def _named(name: str, value: Any) -> dict[str, Any]:
     """
     if not (value and isinstance(value, list) and all(isinstance(item, list) for item in value)):
         return {name: value}
-    fields = {f"{name}.{key}.{field}": given for key, values in value for field, given in values.items()}
+    fields = {f"{name}.{key}.{field}": field_value for key, values in value for field, field_value in values.items()}
     return {name: ", ".join(key for key, _ in value), **fields}
 
 

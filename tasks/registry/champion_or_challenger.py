@@ -99,8 +99,8 @@ def match_with(
         caption_alike(captioner, name, config, artifacts, predictions)
     now = VersionPictures.of(pictures_table(artifacts.manifest.path))
     before = None if champion_pictures is None else champion_pictures.train
-    own = artifacts.scores.path / PREDICTIONS
-    comparison = side_by_side(predictions, own, config.evaluation.metrics, {*now.train, *(before or ())})
+    predictions_file = artifacts.scores.path / PREDICTIONS
+    comparison = side_by_side(predictions, predictions_file, config.evaluation.metrics, {*now.train, *(before or ())})
     return Match(label(champion), comparison, grown(before, now.train))
 
 

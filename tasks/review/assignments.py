@@ -133,11 +133,11 @@ class Assignments:
         """
         own = self._person(person, now)
         if own.picture not in self._open:
-            taken = self._others(own)
+            taken = self._held_by_others(own)
             free = (picture for picture in self._open if picture not in taken)
             left = (picture for picture in self._open if now - taken[picture] >= KEPT)
             picture = next(free, None) or next(left, None)
-            self._give(
+            self._assign(
                 own, None if picture is None else HeldQuestion(self._open[picture], None, own.times[picture], now)
             )
         return None if own.picture is None else self.question(own.picture)
@@ -152,7 +152,7 @@ class Assignments:
         source = f"{_PAGE} {person} {reply.number}"
         if source in self._taken:
             return "taken"
-        heard = self._others(own).get(picture)
+        heard = self._held_by_others(own).get(picture)
         is_others = heard is not None and now - heard < KEPT
         if picture not in self._open or is_others or self._open[picture].question.shown != shown:
             return "lost"
@@ -176,7 +176,7 @@ class Assignments:
         self._taken.add(source)
         del self._open[picture]
         own.add(answer)
-        self._give(own, None)
+        self._assign(own, None)
         return "taken"
 
     def to_undo(self, person: str, number: str) -> Answer | None:
@@ -207,7 +207,7 @@ class Assignments:
         asked = ChosenQuestion(question, answer["chosen"], answer["model"])
         self._open = {question.picture: asked, **self._open}  # it is asked first if they leave it
         self._number = max(self._number, len(self._open))
-        self._give(own, HeldQuestion(asked, number, own.times[question.picture], now))
+        self._assign(own, HeldQuestion(asked, number, own.times[question.picture], now))
         return question
 
     def drop(self, picture: str) -> None:
@@ -215,7 +215,7 @@ class Assignments:
         if self._open.pop(picture, None) is not None:
             self._number -= 1
 
-    def _give(self, own: _Person, held: HeldQuestion | None) -> None:
+    def _assign(self, own: _Person, held: HeldQuestion | None) -> None:
         """Assign a question to a person, and take it from anyone else."""
         for one in self._people.values():
             if held is not None and one.picture == held.asked.question.picture:
@@ -223,7 +223,7 @@ class Assignments:
         own.held = held
         self._record.hold({name: one.held for name, one in self._people.items() if one.held is not None})
 
-    def _others(self, own: _Person) -> dict[str, float]:
+    def _held_by_others(self, own: _Person) -> dict[str, float]:
         """Return the pictures that other people have, with the times of their last requests."""
         return {one.picture: one.heard for one in self._people.values() if one is not own and one.picture is not None}
 

@@ -31,7 +31,7 @@ class Rate(NamedTuple):
         return f"{100 * self.low:.0f} to {100 * self.high:.0f} %; {self.accepted:,} of {self.judged:,}"
 
 
-class Calibrated(NamedTuple):
+class ConfidenceBin(NamedTuple):
     """Captions of about the same confidence: their mean confidence, and the share of them that was accepted."""
 
     confidence: float
@@ -52,7 +52,7 @@ class AnswerSummary(NamedTuple):
     versions: list[Rate]
     weeks: list[Rate]
     chosen: list[Rate]
-    calibration: list[Calibrated]
+    calibration: list[ConfidenceBin]
     edits: list[tuple[str, str, int]]
     agreement: Rate | None
 
@@ -90,7 +90,7 @@ def _week(answer: Answer) -> str:
     return f"{year}-W{week:02d}"
 
 
-def _calibration(answers: list[Answer]) -> list[Calibrated]:
+def _calibration(answers: list[Answer]) -> list[ConfidenceBin]:
     """Return the rates of captions with similar confidence."""
     bins: dict[int, list[Answer]] = {}
     for answer in answers:
@@ -100,7 +100,7 @@ def _calibration(answers: list[Answer]) -> list[Calibrated]:
     for at, members in sorted(bins.items()):
         mean = sum(answer["confidence"] or 0.0 for answer in members) / len(members)
         accepted = sum(answer["verdict"] == "accepted" for answer in members)
-        groups.append(Calibrated(mean, _rate(f"{at / _BINS:.1f} to {(at + 1) / _BINS:.1f}", accepted, len(members))))
+        groups.append(ConfidenceBin(mean, _rate(f"{at / _BINS:.1f} to {(at + 1) / _BINS:.1f}", accepted, len(members))))
     return groups
 
 

@@ -29,7 +29,7 @@ DEV_SCORES = ("dev_bleu4", "dev_meteor", "dev_cider", "dev_mean", "dev_likelihoo
 _ROWS = 160  # captions whose logits are computed at once: about 60 MB with a large vocabulary
 
 
-class Dev(ABC):
+class DevEvaluator(ABC):
     """The dev pictures. After each epoch, the model captions them, and predicts their own captions."""
 
     def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig) -> None:
@@ -110,7 +110,7 @@ def _forced(decoder: Decoder | Ensemble, grid: Tensor, captioned: Sequence[Capti
     return float(total), number
 
 
-class GridDev(Dev):
+class GridDevEvaluator(DevEvaluator):
     """The dev pictures that have a cached grid, read from the cache."""
 
     def __init__(self, pictures: list[Picture], grids: GridReader, captions: Path, machine: MachineConfig) -> None:

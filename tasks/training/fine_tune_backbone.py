@@ -38,7 +38,7 @@ from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
 from tasks.training.best_weights import save_weights
 from tasks.training.crops import mentions_side, random_crop
-from tasks.training.dev import Dev
+from tasks.training.dev import DevEvaluator
 from tasks.training.fit_decoder import DecoderInputs
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
@@ -84,7 +84,7 @@ def fine_tune_backbone(
         fit = TrainingLoop(
             EndToEnd(backbone, decoder), groups, tuning, machine, batches, out, CrossEntropy(tuning), "tune"
         )
-        fit.run(PhotographDev(dev, captions, machine, views))
+        fit.run(PhotographDevEvaluator(dev, captions, machine, views))
     if processes.rank():
         return Outcome({})
     fit.write_history()
@@ -195,7 +195,7 @@ class PhotographBatches(Batches):
         return self._views.varied(digests, seeds, _LEAST_KEPT, mirrored, self._tuning.jitter)
 
 
-class PhotographDev(Dev):
+class PhotographDevEvaluator(DevEvaluator):
     """The dev pictures, encoded by the backbone in its current state."""
 
     def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig, views: Views) -> None:

@@ -27,7 +27,7 @@ from tasks.grids.index import open_grids
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import GridBatches, ResidentBatches
-from tasks.training.dev import DEV_SCORES, GridDev
+from tasks.training.dev import DEV_SCORES, GridDevEvaluator
 from tasks.training.loop import NOT_BETTER, EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import DECODER, HISTORY, LAST, WEIGHTS, decoder_digest, write_shape
@@ -98,7 +98,7 @@ def fit_decoder(
 
 def prepare(
     stage: str, training: GridTrainingConfig, machine: MachineConfig, sources: DecoderInputs
-) -> tuple[GridBatches, GridDev]:
+) -> tuple[GridBatches, GridDevEvaluator]:
     """Return the batches of the train split, and the dev pictures.
 
     stage: the stage's kind, for messages. training: the stage's config section, with its precision decided. Raises
@@ -129,7 +129,7 @@ def prepare(
         device=device,
     )
     dev_pictures = read_pictures(sources.manifest.path, "dev")
-    dev = GridDev(dev_pictures, grids, sources.captions.path, machine)
+    dev = GridDevEvaluator(dev_pictures, grids, sources.captions.path, machine)
     if not batches.captioned or not dev.pictures:
         raise AttendError(f"{stage}: no picture of the train or dev split could be read: see extract's failed.parquet")
     return batches, dev

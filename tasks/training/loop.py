@@ -39,7 +39,7 @@ from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
 from tasks.training.batches import Batch, Batches
 from tasks.training.best_weights import BestWeights, save_weights
-from tasks.training.dev import Dev
+from tasks.training.dev import DevEvaluator
 from tasks.training.objectives import Count, LossOutput, Objective
 from tasks.training.outputs import HISTORY, LAST, WEIGHTS
 from tasks.training.precision import SHARE
@@ -138,7 +138,7 @@ class TrainingLoop:
         """Return the number of steps of all epochs."""
         return self.training.epochs * len(self.batches)
 
-    def run(self, dev: Dev, epoch_done: EpochDone = lambda _row, _best: None) -> None:
+    def run(self, dev: DevEvaluator, epoch_done: EpochDone = lambda _row, _best: None) -> None:
         """Train until the last epoch, or until the selected dev score has not risen for `patience` epochs.
 
         epoch_done: called with each new row of the history, and with the file of the epoch's weights if they are the
@@ -172,7 +172,7 @@ class TrainingLoop:
         message = f"the weights of epoch {best} of {last} are kept" if best else NOT_BETTER
         log.info(f"{self.name}: {ended}{message}")
 
-    def _end_epoch(self, epoch: int, dev: Dev, epoch_done: EpochDone) -> None:
+    def _end_epoch(self, epoch: int, dev: DevEvaluator, epoch_done: EpochDone) -> None:
         """Validate an epoch, add it to the history, write its weights if they are the best, and write a checkpoint."""
         row = self._validate(epoch, dev)
         self.history.append(row)
@@ -287,7 +287,7 @@ class TrainingLoop:
         """Return the weights that are validated and kept: the averaged ones if `averaging` is set."""
         return self.average if self.average is not None else self.model.state_dict()
 
-    def _validate(self, epoch: int, dev: Dev) -> dict[str, float]:
+    def _validate(self, epoch: int, dev: DevEvaluator) -> dict[str, float]:
         """Return the epoch's row of the history, with its dev scores, and reset the running sums."""
         learned = copy.deepcopy(self.model.state_dict())
         self.model.load_state_dict(self.weights())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.workspace_contents import usage
-from flows.operations.prefect_server import set_aside_half_made_database
+from flows.operations.prefect_server import set_aside_incomplete_database
 from flows.registered.export import export_model
 from tasks.common.errors import AttendError
 from tasks.mlflow_store import tracking
@@ -197,10 +197,10 @@ def test_prefects_database_that_was_cut_off_is_set_aside(tmp_path: Path, monkeyp
     home.mkdir()
     (home / "prefect.db").write_bytes(b"half")
     (home / "prefect.db-wal").write_bytes(b"made")
-    assert not set_aside_half_made_database(tmp_path, "the port is taken") and (home / "prefect.db").exists()
+    assert not set_aside_incomplete_database(tmp_path, "the port is taken") and (home / "prefect.db").exists()
     died = "alembic/runtime/migration.py OperationalError: index ix_block_document__block_type already exists"
     monkeypatch.setenv("PREFECT_HOME", "/home/theirs")
-    assert not set_aside_half_made_database(tmp_path, died)
+    assert not set_aside_incomplete_database(tmp_path, died)
     monkeypatch.delenv("PREFECT_HOME")
-    assert set_aside_half_made_database(tmp_path, died)
+    assert set_aside_incomplete_database(tmp_path, died)
     assert sorted(path.name for path in home.iterdir()) == ["prefect.db-wal.damaged", "prefect.db.damaged"]

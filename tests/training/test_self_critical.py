@@ -26,7 +26,7 @@ from tasks.metrics.cider import cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch
-from tasks.training.dev import Dev
+from tasks.training.dev import DevEvaluator
 from tasks.training.objectives import Count
 from tasks.training.reinforce_decoder import SelfCriticalLoss, as_tokens, log_likelihood, others_mean
 from tasks.training.rewards import Rewards
@@ -211,7 +211,7 @@ def test_the_decoder_it_begins_with_is_kept_where_no_epoch_is_better(
         run_stage(config, stage)
     scores = iter([start, 10.0, 30.0, 20.0])  # of the decoder it begins with, then of three epochs
     others = {"dev_bleu4": 0.0, "dev_meteor": 0.0, "dev_mean": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
-    monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_cider": next(scores), **others})
+    monkeypatch.setattr(DevEvaluator, "scores", lambda *_: {"dev_cider": next(scores), **others})
     run_stage(config, "self_critical")
     results = artifacts(config, "self_critical")
     before, begun = ((results[stage].path / trained.WEIGHTS).read_bytes() for stage in ("self_critical", "train"))

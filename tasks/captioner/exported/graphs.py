@@ -40,7 +40,7 @@ def export(captioner: Captioner, folder: Path) -> None:
     folder.mkdir(parents=True)
     decoder, name = captioner.decoder, captioner.config["decoder"]["name"]
     grid = _example_grid(captioner)
-    with torch.no_grad(), quietly("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir"):
+    with torch.no_grad(), silenced("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir"):
         state = decoder.start(grid)
         layout = _Layout(state)
         start = _Start(decoder, layout)
@@ -233,7 +233,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def quietly(*names: str) -> Iterator[None]:
+def silenced(*names: str) -> Iterator[None]:
     """Silence loggers below errors, and all warnings, which advise developers of models."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import models.onnx  # noqa: F401 -- turns off onnxruntime's telemetry
-from tasks.captioner.exported.graphs import quietly
+from tasks.captioner.exported.graphs import silenced
 
 _SMALL = 1024  # weights of fewer values are not converted
 _NARROW = 16  # matrices with fewer rows or columns are not quantised: there is little to save
@@ -52,7 +52,7 @@ def quantise(folder: Path) -> None:
     onnx.save(model, path)
     matrices = {weight.name for weight in model.graph.initializer if min(weight.dims, default=0) >= _NARROW}
     not_quantised = [node.name for node in model.graph.node if not matrices & set(node.input)]
-    with quietly("root"):  # onnxruntime recommends simplifying the graph first, which the exporter has done
+    with silenced("root"):  # onnxruntime recommends simplifying the graph first, which the exporter has done
         quantize_dynamic(
             path,
             path,
