@@ -80,24 +80,24 @@ class Cluster:
                 raise LeaderDiedError
             self.dies = None if self.dies is None else self.dies - 1
             publish(self._make(work))
-            self.published.update(name for name, _ in work.wanted)
+            self.published.update(name for name, _ in work.photographs)
             if waiting:
                 self._take(running, at, worker, waiting)
         self.seconds += at
 
     def _take(self, running: list[tuple[float, int, ShardJob]], at: float, worker: int, waiting: Waiting) -> None:
         work = waiting.popleft()
-        for name, _ in work.wanted:
+        for name, _ in work.photographs:
             assert name not in self.published, f"{name} is extracted again"
             self.encoded[name] = self.encoded.get(name, 0) + 1
-        heapq.heappush(running, (at + len(work.wanted) / RATE, worker, work))
+        heapq.heappush(running, (at + len(work.photographs) / RATE, worker, work))
 
     def again(self) -> int:
         """Return the encodings beyond one per picture: of shards that were lost with a worker, or not yet published."""
         return sum(self.encoded.values()) - len(self.encoded)
 
     def _make(self, work: ShardJob) -> ShardResult:
-        names = [name for name, _ in work.wanted]
+        names = [name for name, _ in work.photographs]
         draft = self.store.draft(
             [np.stack([grid_of(name) for name in names])], names, [(1, 1)] * len(names), work.number
         )
