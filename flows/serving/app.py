@@ -143,7 +143,7 @@ class Server:
 
     async def caption(self, request: Request, params: Annotated[Parameters, Query()]) -> Response:
         """Caption one picture: the body, or the file of a form. Parameters are in the query, or fields of the form."""
-        raw: Any = params
+        query: Any = params
         media_type = media_type_of(request.headers.get("content-type", ""))
         if media_type == "multipart/form-data":
             check_origin(request)
@@ -151,13 +151,13 @@ class Server:
             async def parse_body(body: bytes) -> CaptionRequest:
                 content_type = request.headers["content-type"]
                 picture, fields = await asyncio.to_thread(parse_form, content_type, body, self._limits)
-                return CaptionRequest(picture, {**raw.given(), **fields})
+                return CaptionRequest(picture, {**query.as_params(), **fields})
 
         # A page of another site cannot send these types without a CORS preflight, which this server refuses.
         elif media_type.startswith("image/") or media_type == "application/octet-stream":
 
             async def parse_body(body: bytes) -> CaptionRequest:
-                return CaptionRequest([body], raw.given())
+                return CaptionRequest([body], query.as_params())
 
         else:
             how = f"curl -F image=@photo.jpg {request.url.replace(query='')}"

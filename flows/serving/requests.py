@@ -78,10 +78,10 @@ class _Bounded(BaseModel):
 
     @model_validator(mode="after")
     def check_bounds(self) -> _Bounded:
-        decoding_of(self.given())  # checked here too, because the model never sees a request without valid pictures
+        decoding_of(self.as_params())  # checked here too, because the model never sees a request without valid pictures
         return self
 
-    def given(self) -> Params:
+    def as_params(self) -> Params:
         """Return the parameters that were set in the request."""
         return self.model_dump(exclude_unset=True)
 
@@ -169,7 +169,7 @@ class Invocation(BaseModel):
                 for rows in (self.dataframe_split, self.dataframe_records, self.inputs, self.instances)
                 for picture in _pictures(rows)
             ],
-            {} if params is None else params.given(),
+            {} if params is None else params.as_params(),
         )
 
 
@@ -223,7 +223,7 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> CaptionRequest
     if len(files) != 1:
         raise RefusedError(400, f"the form has {len(files)} files: send one picture, as in curl -F image=@photo.jpg")
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
-    return CaptionRequest([files[0].file.read()], validated(Parameters, texts).given())
+    return CaptionRequest([files[0].file.read()], validated(Parameters, texts).as_params())
 
 
 def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
