@@ -175,9 +175,8 @@ def jobs_of(
     tuned: Artifact | None = None,
 ) -> list[ShardJob]:
     """Return the jobs that add photographs, given as (digest, file), to a store: `machine.shard_rows` in each."""
-    parts = (
-        photographs[start : start + machine.shard_rows] for start in range(0, len(photographs), machine.shard_rows)
-    )
+    size = machine.shard_rows
+    parts = (photographs[start : start + size] for start in range(0, len(photographs), size))
     first = store.next_number()
     return [ShardJob(number, part, store.identity, grids, machine, tuned) for number, part in enumerate(parts, first)]
 
@@ -285,9 +284,7 @@ class _Batch(NamedTuple):
 def _decode(jobs: Sequence[ShardJob], encoder: Encoder, pool: ThreadPoolExecutor) -> Iterator[_Batch]:
     """Yield the photographs of all jobs in batches, in order; no batch has photographs of two jobs."""
     size = jobs[0].machine.extract_batch
-    parts = [
-        (job, job.photographs[start : start + size]) for job in jobs for start in range(0, len(job.photographs), size)
-    ]
+    parts = [(job, job.photographs[at : at + size]) for job in jobs for at in range(0, len(job.photographs), size)]
     files = [pool.submit(read_photograph, *item) for item in parts[0][1]]
     for number, (job, part) in enumerate(parts, 1):
         contents = [file.result() for file in files]
@@ -358,12 +355,8 @@ def _for_workers(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     weights = weights_file(grids.weights)
     grids = grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
     machine = machine.model_copy(update={"workspace": machine.address})
-    return [
-        replace(
-            job, photographs=[(name, file.absolute()) for name, file in job.photographs], grids=grids, machine=machine
-        )
-        for job in jobs
-    ]
+    items = [[(name, file.absolute()) for name, file in job.photographs] for job in jobs]
+    return [replace(job, photographs=own, grids=grids, machine=machine) for job, own in zip(jobs, items, strict=True)]
 
 
 def make_shard(job: ShardJob) -> ShardResult:

@@ -44,7 +44,7 @@ from tasks.training import best_weights
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch, padded
-from tasks.training.dev import Dev
+from tasks.training.dev import DevEvaluator
 from tests.photographs import picture_folder
 from tests.support import (
     WITHOUT_MLFLOW,
@@ -379,7 +379,7 @@ def test_the_dev_loss_is_that_of_the_captions_word_by_word(workspace: Path) -> N
 def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
     others = {"dev_meteor": 0.0, "dev_cider": 0.0, "dev_mean": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
-    monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_bleu4": next(scores), **others})
+    monkeypatch.setattr(DevEvaluator, "scores", lambda *_: {"dev_bleu4": next(scores), **others})
     config = small(workspace, training__epochs=5, training__patience=2)
     run_stage(config, "train")
     history = pq.read_table(artifacts(config)["train"].path / trained.HISTORY).to_pylist()
