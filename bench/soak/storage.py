@@ -51,16 +51,16 @@ def main() -> None:
         print("\n| machine | command | seconds | last line of output |\n| --- | --- | --- | --- |")
         run = ["run", "demo", f"data.pictures={args.pictures}", f"machine.workspace=s3://{BUCKET}/night"]
         for machine in ("first", "second"):
-            _tell(machine, ours, run, scratch / machine, addresses)
+            _run_on(machine, ours, run, scratch / machine, addresses)
         picture = next(iter((scratch / "first").rglob("*.png")))
         assert decode(picture.read_bytes()).shape[0] == 3
         (scratch / "third").mkdir()
         shutil.copy(picture, scratch / "third" / "picture.png")
         reader = {name: value for name, value in addresses.items() if name == "MLFLOW_TRACKING_URI"}
-        _tell("third", ours, ["caption", "picture.png"], scratch / "third", reader)
+        _run_on("third", ours, ["caption", "picture.png"], scratch / "third", reader)
 
 
-def _tell(machine: str, programs: Path, command: list[str], home: Path, addresses: dict[str, str]) -> None:
+def _run_on(machine: str, programs: Path, command: list[str], home: Path, addresses: dict[str, str]) -> None:
     """Run `attend` with its own empty home folder, and print its seconds and the last line of its output."""
     home.mkdir(exist_ok=True)
     env = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "MLFLOW_DISABLE_TELEMETRY": "true", **addresses}
