@@ -12,7 +12,15 @@ from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.runs import EVALUATED_VERSION, PARENT_RUN
-from tasks.mlflow_store.versions import CHAMPIONS, address_of, files_of, logged_model_of, number, registered_models
+from tasks.mlflow_store.versions import (
+    CHAMPIONS,
+    address_of,
+    files_of,
+    logged_model_of,
+    number,
+    registered_models,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,7 +63,7 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
     old: list[ModelVersion] = []
     for model in registered_models(client):
         registered = client.get_registered_model(model.name)
-        versions = sorted(client.search_model_versions(f"name = '{model.name}'"), key=lambda item: int(item.version))
+        versions = versions_of(client, model.name)[::-1]
         last = versions[max(len(versions) - keep, 0) :]
         aliased = {str(version) for version in registered.aliases.values()}
         for version in versions:

@@ -15,7 +15,7 @@ from tasks.common.files import remove_folder
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.embedded_store import DATABASE
 from tasks.mlflow_store.version_pictures import of_run
-from tasks.mlflow_store.versions import EVALUATION, address_of, logged_model_of, registered_models
+from tasks.mlflow_store.versions import EVALUATION, address_of, logged_model_of, registered_models, versions_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -87,7 +87,7 @@ def _versions(client: MlflowClient, runs: Mapping[str, tuple[Run, dict[str, str]
     """Yield all versions of all models. runs: those with a photograph, see `_runs_with`."""
     for model in registered_models(client):
         aliases = client.get_registered_model(model.name).aliases
-        for version in client.search_model_versions(f"name = '{model.name}'"):
+        for version in versions_of(client, model.name):
             version_aliases = tuple(alias for alias, number in aliases.items() if str(number) == str(version.version))
             _, evaluations = runs.get(str(version.run_id), (None, {}))
             yield TracedVersion(version, version_aliases, evaluations.get(str(version.tags.get(EVALUATION)), ""))

@@ -13,7 +13,15 @@ from tasks.common.errors import AttendError, reason_of
 from tasks.common.wording import minute
 from tasks.evaluation.report import REPORT
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.versions import EVALUATION, address_of, number, registered_models, scores_of, version_of_address
+from tasks.mlflow_store.versions import (
+    EVALUATION,
+    address_of,
+    number,
+    registered_models,
+    scores_of,
+    version_of_address,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,8 +48,7 @@ def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVer
         raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(models)) or 'none'}")
     entries = []
     for model in sorted(models if name is None else [name]):
-        versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-        entries += [_catalogued(version, models[model].aliases) for version in versions]
+        entries += [_catalogued(version, models[model].aliases) for version in versions_of(client, model)]
     return entries
 
 

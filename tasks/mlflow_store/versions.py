@@ -113,14 +113,11 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
     """
     from tasks.evaluation.report import EarlierVersion
 
-    versions = client.search_model_versions(
-        f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
-    )
     return [
         EarlierVersion(
             number(version), scores_of(version), scored_on_same(version, scores), version.tags.get(REVIEWED, "")
         )
-        for version in versions
+        for version in versions_of(client, model)[:_EARLIER_LIMIT]
     ]
 
 
@@ -332,6 +329,15 @@ def registered_models(client: MlflowClient) -> list[RegisteredModel]:
         token = page.token
         if not token:
             return models
+
+
+def versions_of(client: MlflowClient, model: str) -> list[ModelVersion]:
+    """Return all versions of a model, newest first."""
+    quote = '"' if "'" in model else "'"  # other programs' names may have one
+    versions: list[ModelVersion] = client.search_model_versions(
+        f"name = {quote}{model}{quote}", order_by=["version_number DESC"]
+    )
+    return versions
 
 
 def _fixed_model(workspace: Path) -> str | None:

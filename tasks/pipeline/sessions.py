@@ -65,7 +65,7 @@ def exclusive_session(workspace: Workspace, doing: str) -> Iterator[None]:
     doing: a description of the block, for messages.
     """
     with workspace.lock(_SESSIONS):
-        running, _ = _running_and_crashed(workspace, forget_crashed=False)
+        running, _ = _running_and_crashed(workspace)
         if running:
             runs = "; ".join(f"{run.doing} (process {run.process})" for run in running)
             raise AttendError(f"{workspace.root}: {doing}: a run is going on: {runs}: try again when it has ended")
@@ -77,15 +77,17 @@ def _mark_suspects(workspace: Workspace) -> None:
 
     The caller holds the lock `sessions`.
     """
-    _, crashed = _running_and_crashed(workspace, forget_crashed=True)
+    _, crashed = _running_and_crashed(workspace)
     if crashed:
         drop_temporaries(
             (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _marker_folder(workspace))
         )
         workspace.suspect(workspace.published())
-        log.warning(
-            f"{crashed[0].doing}: was cut off; the files that it may have changed are checked before they are used"
-        )
+        first = next(iter(crashed.values()))
+        log.warning(f"{first.doing}: was cut off; the files that it may have changed are checked before they are used")
+    for marker in crashed:  # only now, so that a kill in between forgets no crash
+        marker.with_suffix(".json").unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
 def _marker_folder(workspace: Workspace) -> Path:
@@ -94,26 +96,19 @@ def _marker_folder(workspace: Workspace) -> Path:
     return folder
 
 
-def _running_and_crashed(workspace: Workspace, forget_crashed: bool) -> tuple[list[Session], list[Session]]:
-    """Return the running sessions and the crashed ones.
-
-    forget_crashed: remove the markers of the crashed ones, so that they are returned only once.
-    """
-    running, crashed = [], []
+def _running_and_crashed(workspace: Workspace) -> tuple[list[Session], dict[Path, Session]]:
+    """Return the running sessions, and the crashed ones by the path of their marker."""
+    running, crashed = [], {}
     for marker in sorted(_marker_folder(workspace).glob("*.lock")):
-        description = marker.with_suffix(".json")
+        description = _read(marker.with_suffix(".json"))
         lock = filelock.FileLock(marker)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            running.append(_read(description))
+            running.append(description)
             continue
-        crashed.append(_read(description))
-        if forget_crashed:
-            description.unlink(missing_ok=True)
         lock.release()
-        if forget_crashed:
-            marker.unlink(missing_ok=True)
+        crashed[marker] = description
     return running, crashed
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
 from tasks.mlflow_store.runs import TRAIN_KEY
-from tasks.mlflow_store.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
+from tasks.mlflow_store.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias, versions_of
 from tasks.registry.champion_rule import Decision
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[Model
     training = version.tags.get(TRAIN_KEY)
     if training is None:  # registered by another program, so nothing is known about its training
         return [version]
-    versions = client.search_model_versions(f"name = '{version.name}'")
+    versions = versions_of(client, version.name)
     return [other for other in versions if other.tags.get(TRAIN_KEY) == training]
 
 
@@ -106,7 +106,7 @@ def _champions(client: MlflowClient, model: str) -> list[str]:
     """Return the versions that were champion and still exist, oldest first; the last one is champion now."""
     registered = client.get_registered_model(model)
     aliases = {alias: str(version) for alias, version in registered.aliases.items()}
-    existing = {number(version) for version in client.search_model_versions(f"name = '{model}'")}
+    existing = {number(version) for version in versions_of(client, model)}
     champions = [version for version in json.loads(registered.tags.get(CHAMPIONS, "[]")) if version in existing]
     champion = aliases.get("champion")
     if champion is None:

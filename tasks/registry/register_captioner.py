@@ -43,6 +43,7 @@ from tasks.mlflow_store.versions import (
     earlier_versions,
     files_of,
     number,
+    versions_of,
 )
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
@@ -227,8 +228,7 @@ def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, works
 
 def _intact_version(client: MlflowClient, model: str, tags: dict[str, str], workspace: Path) -> ModelVersion | None:
     """Return the latest version of a model that has these tags and intact files; None if there is none."""
-    versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-    tagged = (version for version in versions if tags.items() <= version.tags.items())
+    tagged = (version for version in versions_of(client, model) if tags.items() <= version.tags.items())
     return next((version for version in tagged if flaw_of(client, version, workspace) is None), None)
 
 

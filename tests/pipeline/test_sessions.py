@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,6 +90,23 @@ def test_a_crash_is_reported_once_and_an_orderly_end_is_none(
     assert not list((tmp_path / "locks" / "sessions").iterdir())
     with exclusive_session(workspace, "prune"):
         pass
+
+
+class CutOff(Workspace):
+    """A workspace in which a run is cut off as it marks the suspects."""
+
+    def suspect(self, files: Iterable[Path]) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_is_cut_off_as_it_marks_suspects_forgets_no_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        begin_a_run(CutOff(tmp_path))
+    begin_a_run(Workspace(tmp_path))
+    assert "was cut off" in capsys.readouterr().err
 
 
 def test_verify_remembers_what_it_found(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tasks.evaluation.coco_files import corpus_of
 from tasks.inspection.record import INSPECTION
 from tasks.metrics import measure
 from tasks.mlflow_store import tracking
+from tasks.mlflow_store.catalogue import all_versions
 from tasks.mlflow_store.logged_model import load_captioner, log_model
 from tasks.mlflow_store.mlflow_pages import mlflow_ui
 from tasks.mlflow_store.registration_record import REGISTRATION
@@ -559,6 +560,13 @@ def test_more_models_than_mlflow_gives_at_once_are_all_found(tmp_path: Path) -> 
     for number in range(101):
         client.create_registered_model(f"model-{number:03}")
     assert len({model.name for model in registered_models(client)}) == 101
+
+
+def test_models_of_other_programs_may_have_a_quote_in_their_name(tmp_path: Path) -> None:
+    client = tracking.connect(tmp_path / "workspace")
+    client.create_registered_model("Ann's photos")
+    client.create_model_version("Ann's photos", "file:///photos")
+    assert [version.address for version in all_versions(tmp_path / "workspace")] == ["models:/Ann's photos/1"]
 
 
 def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_path: Path) -> None:
