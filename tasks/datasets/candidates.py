@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted, shortened
+from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import folder_split, path_splits, shown_files
 from tasks.datasets.caption_columns import CAPTION_NAMES, caption_column, is_split, lists_of, unused_marks
@@ -422,6 +422,9 @@ def of_rows(path: Path, file: Path) -> Reading:
     others_values = {name: own for name, own in values.items() if name != split}
     caption, more_notes = caption_column(others_values, str(file), image)
     files = table_files(path)
+    folders = {os.path.relpath(item.path.parent, path): item.split for item in files}
+    if len({re.sub(r"\d+", "", name) for name in folders}) > len(set(folders.values())):
+        notes.append(f"{path}: the files of {listed(sorted(folders))} are read together: for one, give its folder")
     has_split = split is not None or any(item.split for item in files)
     more_notes += [f"{file}: its {note}" for note in unused_marks(others_values, has_split)]
     columns = columns_of(caption)
@@ -443,6 +446,7 @@ def of_tars(path: Path) -> Reading:
     contents: list[str] = []
     keys = []
     documents: list[dict[str, object]] = []  # in each sample's .json
+    unread: Counter[str] = Counter()  # other texts of samples
     several: dict[str, list[str]] = {}  # suffixes of the pictures of samples that have several
     for key, members in itertools.islice(samples(tars[0]), SAMPLE):
         keys.append(key)
@@ -455,7 +459,15 @@ def of_tars(path: Path) -> Reading:
         with contextlib.suppress(AttendError):  # invalid rows are reported when the rows are read
             document = json_fields(members, f"{tars[0]}: {key}")
         documents.append(document)
-    notes: list[str] = []
+        if text is not None:
+            others = [f".{suffix}" for suffix in TEXTS if suffix in members and suffix != text]
+            differs = str(document.get("caption") or "").strip() not in ("", contents[-1].strip())
+            unread.update([*others, *(["caption in .json"] if differs else [])])
+    notes = [
+        f"{tars[0]}: {times} of its first {len(keys)} samples also have another {what}, which is not read: to read it, "
+        "remove the others, or set data.caption_field"
+        for what, times in unread.items()
+    ]
     if contents:
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]

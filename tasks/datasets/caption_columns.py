@@ -34,7 +34,7 @@ _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)
 _VERDICT_NAMES = re.compile(
     "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|usable|ok|match|"
     "correct|quality|spam|skip(ped)?|exclude[ds]?|included?|ignored?|flag(ged)?|decision|problem|precanned|latest|foil|"
-    "hallucinat(ion|ed)|gepr\u00fcft|geprueft|brauchbar"
+    "revision|hallucinat(ion|ed)|gepr\u00fcft|geprueft|brauchbar"
 )
 _VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted|drop(ped)?")
 _LANGUAGES = re.compile(
@@ -42,6 +42,9 @@ _LANGUAGES = re.compile(
     "([_-][a-z]{2,4})?|english|german|deutsch|french|fran\u00e7ais|spanish|espa\u00f1ol|italian|italiano|portuguese|"
     "dutch|russian|japanese|chinese|korean|arabic|hindi|turkish|polish|czech|swedish"
 )
+_PARTS = re.compile(r"b(ounding)?[_ ]?box(es)?|boxes|x_?min|x1|polygons?|segmentation", re.IGNORECASE)
+_PEOPLE = re.compile("annotator|worker|author|user|writer|person", re.IGNORECASE)
+_EXAMINED = 200  # records that show whether a column has few kinds
 _FEW_KINDS = 8  # most different values of a column that classifies rows
 _SIGNS = re.compile(r"[\d/_.:-]")  # characters of file names, addresses and dates
 _FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
@@ -66,6 +69,8 @@ def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "col
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
             yield f"{kind} {name} says that captions are in several languages ({shown}): all are read together"
+        elif _PARTS.fullmatch(str(name).rpartition(".")[2]) and len(different) > 1:
+            yield f"{kind} {name} is not used: captions of parts of pictures are read as captions of whole pictures"
         elif not has_split and _are_splits(own):
             yield f"{kind} {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif _is_verdict(str(name)) and 0 < len(own) < most and not 1 < len(different) <= _FEW_KINDS:
@@ -90,6 +95,21 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> I
         yield f"{kind} {name} says that captions are in several languages ({shares}): all are read together"
     elif not has_split and folded & SPLIT_NAMES.keys():
         yield f"{kind} {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
+
+
+def kinds_within(records: list[dict[str, Any]], image: str, columns: list[str]) -> Iterator[str]:
+    """Yield a note on each column that says the kinds of the rows of a picture, such as `human` and `blip`."""
+    for name in columns:
+        first = {str(record.get(name)) for record in records[:_EXAMINED]}
+        if len(first) > _FEW_KINDS or _PEOPLE.search(str(name)):
+            continue
+        rows = [(str(record.get(image)), str(record.get(name))) for record in records]
+        kinds = Counter(kind for _, kind in rows)
+        shapes = {re.sub(r"\d+", "#", kind) for kind in kinds if len(kind) > 1 and LETTER.search(kind)}
+        are_many = len(rows) > (1 + _HALF) * len({picture for picture, _ in rows})
+        if are_many and 1 < len(shapes) == len(kinds) <= _FEW_KINDS and len(set(rows)) >= _NEARLY_ALL * len(rows):
+            shown = ", ".join(sorted(kinds))
+            yield f"column {name} says of what kind each text is ({shown}): all are read together"
 
 
 def _is_verdict(name: str) -> bool:

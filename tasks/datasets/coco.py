@@ -72,12 +72,14 @@ class Coco(NamedOptions):
         document = read_json(path)
         images: _Images = {}
         captions: _Captions = {}
+        unclear: set[str] = set()  # ids of several pictures, whose captions may be of any of them
         for index, image in enumerate(require_objects(document, "images", str(path))):
             where = f"{path}: images[{index}]"
             with faults.of_row():
                 name = require_field(image, "file_name", str, where)
                 identifier = _id(image, "id", where)
                 if identifier in images:
+                    unclear |= {identifier} if images[identifier][0] != name else set()
                     raise AttendError(f"{where}.id: {identifier} is already the id of {images[identifier][1]}")
                 images[identifier] = (name, where, image.get("split"))
         annotations = require_objects(document, "annotations", str(path))
@@ -89,12 +91,13 @@ class Coco(NamedOptions):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():
                 image_id = _id(annotation, "image_id", where)
-                if image_id not in images:
-                    raise AttendError(f"{where}.image_id: {image_id} is not the id of any image in images")
+                if image_id not in images or image_id in unclear:
+                    what = "the id of several images" if image_id in unclear else "not the id of any image in images"
+                    raise AttendError(f"{where}.image_id: {image_id} is {what}")
                 text = needs_text(annotation.get("caption"), where, "caption")
                 number = annotation.get("id")
                 captions.setdefault(image_id, []).append((number if isinstance(number, int) else index, text))
-        return images, captions
+        return {key: image for key, image in images.items() if key not in unclear}, captions
 
 
 def _id(item: dict[str, object], field: str, where: str) -> str:

@@ -9,11 +9,16 @@ from collections.abc import Iterator, Sequence
 from tasks.common.wording import listed, shortened
 
 _HALF, _NEARLY_ALL, _SOME, _TENTH = 0.5, 0.9, 0.2, 0.1  # shares of the texts
+_MANY = 20  # the fewest texts of which few kinds are odd
 _SEVERAL = 5  # the fewest texts that may be generalised from
 _LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Caption: a dog`
-_MARK = re.compile(r"\s*(\d+[.)]|[-*\u2022\u2013])\s")  # at the beginning of a line, as `1. a dog` or `- a dog`
+# At the beginning of a line, as `1. a dog`, `#1 a dog` or `- a dog`.
+_MARK = re.compile(r"\s*(\d+[.)]|#\d+|\d+(?=\t)|[-*\u2022\u2013])\s")
 _SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
-_MARKUP = re.compile(r"\[/?[A-Z]+[#/]\S*")  # as in Flickr30k Entities: [/EN#1/people two men]
+# Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, numbers after a tab, and codes.
+_MARKUP = re.compile(r"\[/?[A-Z]+[#/]\S*|https?://\S+|\S+\.(jpe?g|png)\b|\t[\d.]+$|^[\w.-]*\d[\w.-]*$", re.I | re.A)
+_DAMAGED = re.compile(r"\w*(\ufffd|\\u[0-9a-f]{4}|[^\W\d]\?[^\W\d])\w*", re.IGNORECASE)  # as `M?dchen`
+_TAGS = 4  # the fewest parts, of one or two words each, that make a text a list
 _FEWEST_WORDS = 2  # of each part of a text, where a sign divides it
 
 
@@ -25,16 +30,25 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
     if len(broken) > max(1, _SOME * len(foreign)):
         shown, meant = shortened(broken[0], 60), shortened(_repaired(broken[0]), 60)
         yield f"texts have broken letters, such as {shown!r} for {meant!r}: save the file as UTF-8 from its source"
+    damaged = [match[0] for text in texts if (match := _DAMAGED.search(text)) is not None]
+    if len(damaged) > max(1, _TENTH * len(texts)):
+        yield f"texts have broken letters, such as {damaged[0]!r}: save the file as UTF-8 from its source"
     marked = [match[0] for text in texts if (match := _MARKUP.search(text)) is not None]
     if len(marked) > _SOME * len(texts):
         yield f"texts have marks such as {marked[0]!r}, which are read as words: remove them"
+    lists = [text for text in texts if len(text.split()) <= 2 * (text.count(",") + 1) >= 2 * _TAGS]
+    if len(lists) > _HALF * len(texts):
+        yield f"{len(lists)} of {len(texts)} texts are lists, such as {shortened(lists[0], 60)!r}: read as captions"
     for sign in _SEPARATORS:
         parts = [part.split() for text in texts for part in text.split(sign)]
         has_it = sum(sign in text for text in texts)
         if has_it > _NEARLY_ALL * len(texts) and all(len(part) >= _FEWEST_WORDS for part in parts):
             yield f"texts may be several captions, or languages, with {sign.strip()!r} between them: read as one"
             break
-    if texts:
+    kinds = len(set(texts))
+    if len(texts) >= _MANY and kinds <= _TENTH * len(texts):
+        yield f"texts are only {kinds} different ones, such as {shortened(texts[0], 60)!r}: they may be classes"
+    elif texts:
         text, times = Counter(texts).most_common(1)[0]
         others = [other for other in texts if other != text]
         if times >= max(_SEVERAL, _TENTH * len(texts)) and len(set(others)) > _HALF * len(others) > 0:

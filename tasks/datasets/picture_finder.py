@@ -26,6 +26,7 @@ _NUMBER = re.compile(r"\d{1,15}(\.0)?")  # a picture's number, which a table may
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,15})$")
 _CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as in Flickr8k
 _UPLOADED = re.compile(r"(?<![^/])[0-9a-f]{8}-(?=[^/]+$)")  # Label Studio puts it before the names of uploaded files
+_HEX_LETTER = re.compile("[a-f]")  # in that prefix: without it, the prefix may be a date
 _SHOWN = 3  # files listed for an ambiguous name
 
 
@@ -72,12 +73,18 @@ class PictureFinder:
         any_ending: whether, if no name matches, names match pictures of other suffixes: `1.jpeg` then matches `1.jpg`.
         """
         parts = {name: _parts(name) for name in names}
+        if any("%" in name for name in names) and not any("%" in name for name in self.names):
+            parts = {name: tuple(_folded(unquote(part)) for part in own) for name, own in parts.items()}
         common = _common(folders[:-1] for folders in parts.values())
         ends = Counter(folders[-1] for name, folders in parts.items() if is_address(name))
         fewest = {
             name: 1 if ends[folders[-1]] == 1 else max(len(folders) - common, 1) for name, folders in parts.items()
         }
-        meant = {name: [name] if name in self.names else self._meant(name, parts[name], fewest[name]) for name in names}
+        uploaded = any(_HEX_LETTER.search(found[0]) for found in map(_UPLOADED.search, names) if found)
+        meant = {
+            name: [name] if name in self.names else self._meant(name, parts[name], fewest[name], uploaded)
+            for name in names
+        }
         exact = {name for name in names if meant[name] == [name]}
         for name in meant.keys() - exact:  # the picture belongs to the name in the same letter case
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
@@ -86,7 +93,7 @@ class PictureFinder:
             for name, name_parts in parts.items():
                 if name_parts[-1].endswith(PICTURE_SUFFIXES):
                     stem = PurePosixPath(name_parts[-1]).stem
-                    meant[name] = self._meant(name, (*name_parts[:-1], stem), fewest[name])
+                    meant[name] = self._meant(name, (*name_parts[:-1], stem), fewest[name], uploaded)
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
             meant = self._by_number(names)
         return _in_one_place(_without_copies(meant), parts) | {name: [name] for name in exact}
@@ -99,7 +106,11 @@ class PictureFinder:
     def doubt(self, name: str, picture: str) -> str | None:
         """Return why a name may mean another picture, if it does not include the picture's folder; None if clear."""
         folders, picture_folders = _parts(name)[:-1], _parts(picture)[:-1]
-        if not picture_folders or folders[-1:] == picture_folders[-1:] or is_address(name):
+        if (
+            not picture_folders
+            or picture_folders[-1] in (*folders[-1:], *_parts(unquote(name))[-2:-1])
+            or is_address(name)
+        ):
             return None
         same_stem = [] if folders else self.named(PurePosixPath(picture).stem)
         elsewhere = [other for other in same_stem if _parts(other)[:-1] != picture_folders and not is_copy(other)]
@@ -123,13 +134,17 @@ class PictureFinder:
         is_mixed = any(len(own) > 1 for own in beginnings.values())
         return {name: [] if is_mixed else pictures[number] for name, number in numbers.items()}
 
-    def _meant(self, name: str, parts: tuple[str, ...], fewest: int) -> list[str]:
-        """Return the pictures that a name may mean. fewest: how many parts of the paths must be equal."""
+    def _meant(self, name: str, parts: tuple[str, ...], fewest: int, uploaded: bool) -> list[str]:
+        """Return the pictures that a name may mean.
+
+        fewest: how many parts of the paths must be equal. uploaded: whether names may begin as those of uploaded files.
+        """
         if parts[-1].endswith(OTHER_PICTURES):  # there may be a JPEG of the same name
             parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
         is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
         candidates = [] if is_page else self._candidates(parts)
-        for other in (_CAPTION_NUMBER.sub("", name), _UPLOADED.sub("", name), unquote(name)):
+        upload = _UPLOADED.sub("", name) if uploaded else name
+        for other in (_CAPTION_NUMBER.sub("", name), upload, unquote(upload)):
             if not candidates and other != name:
                 parts = _parts(other)
                 candidates = self._candidates(parts)

@@ -22,6 +22,7 @@ from tasks.datasets.documents import parse_json_or_lines, parse_text, require_ob
 from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
+ASKED = "first question"  # the column that is added to records of conversations
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
 Lists = Annotated[
     str | None,
@@ -232,7 +233,8 @@ def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
         turns = record.get(field)
         if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
             answers = [_joined(turn.get(text_field)) for turn in turns if turn.get(role_field) in ("gpt", "assistant")]
-            return {**record, field: answers[0] if answers else None}
+            questions = [_joined(turn.get(text_field)) for turn in turns if turn.get(role_field) in ("human", "user")]
+            return {**record, field: next(iter(answers), None), ASKED: next(iter(questions), None)}
     return record
 
 

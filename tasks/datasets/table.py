@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,11 @@ TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".ndjson", ".jso
 IMAGE_FOLDERS = ("Images", "images")
 
 
+def _may_differ(where: str) -> bool:
+    """Return whether a record is of JSON, where each has fields of its own. where: its file and line."""
+    return re.search(r"\.(json|jsonl|ndjson):", where, re.IGNORECASE) is not None
+
+
 class RecordOptions(NamedOptions):
     """The base class of adapters of records with an image column, a caption column and an optional split column."""
 
@@ -104,8 +110,8 @@ class RecordOptions(NamedOptions):
         missing_split = "split_column" in self.model_fields_set and self.split_column is not None
         for number, (where, record) in enumerate(self.records(faults)):
             missing_split = missing_split and self.split_column not in record
-            if number == 0:
-                self._check_columns(where, record)  # outside `of_row`: in a table, all rows have the same columns
+            if number == 0 and not _may_differ(where):
+                self._check_columns(where, record)  # outside `of_row`: all rows of such a table have the same columns
             with faults.of_row():
                 self._check_columns(where, record)
                 name = self._name_of(record[self.image_column], where)
@@ -144,7 +150,8 @@ class RecordOptions(NamedOptions):
                 continue
             columns = [str(name) for name in record]
             signs = [sign for sign in DELIMITERS if len(columns) == 1 and sign in columns[0]]
-            advice = f"set data.{setting}=NAME"
+            also = "add it, or " if _may_differ(where) else ""
+            advice = f"{also}set data.{setting}=NAME"
             if signs:
                 name = DELIMITERS[signs[0]]
                 advice = f"the columns seem to be separated by {name!r}: set data.delimiter={name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import listed
+from tasks.common.wording import listed, shortened
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, path_folders, path_splits
 from tasks.datasets.caption_columns import (
     CAPTION_NAMES,
@@ -18,6 +18,7 @@ from tasks.datasets.caption_columns import (
     caption_column,
     index_in,
     is_split,
+    kinds_within,
     lists_of,
     texts_in,
     unnumbered,
@@ -27,14 +28,14 @@ from tasks.datasets.caption_columns import (
 from tasks.datasets.faults import Faults
 from tasks.datasets.named_pictures import Matches, doubts, match_names, other_folders
 from tasks.datasets.picture_finder import PictureFinder, is_address
-from tasks.datasets.records import columns_of
+from tasks.datasets.records import ASKED, columns_of
 from tasks.datasets.table import RecordOptions, only, usual_images
 
 Options = dict[str, Any]  # settings of `data`
 IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "path", "file", "img", "picture", "photo")
 SAMPLE = 200  # records examined, from all parts of a table
 _MOST_RECORDS = 200_000  # read of a table
-_NEARLY_ALL = 0.9
+_NEARLY_ALL, _HALF = 0.9, 0.5
 _RIVAL = 0.75  # share of the best likelihood from which another column may name the pictures
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
@@ -99,6 +100,8 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     settings: Options = {} if header is None else {"columns": header}
     notes = [*found.notes, *doubts(matched, file, finder)]
     others = [name for name in names if name not in (image, split, *columns)]
+    unmentioned = [name for name in others if not any(f" column {name} " in note for note in notes)]
+    notes += [f"{file}: its {note}" for note in kinds_within(records, image, unmentioned)]
     by_number = all(name.isdecimal() for name in matched.found)
     if by_number and _counts_rows(values):
         _refuse_names(records, image, others, matched, file, finder)
@@ -204,9 +207,15 @@ def _read_columns(
     split = splits[0] if splits else None
     if len(splits) > 1:
         notes.append(f"{file}: its columns {' and '.join(splits)} hold splits: {split} is used (data.split_column)")
-    rest = {name: values[name] for name in names if name not in (image, *splits)}
+    rest = {name: values[name] for name in names if name not in (image, *splits, ASKED)}
     notes += [f"{file}: its {note}" for note in unused_marks(rest, has_split=split is not None)]
     caption, more_notes = caption_column(rest, str(file), image)
+    asked = values.get(ASKED, [])
+    if len(set(map(str, asked))) > _HALF * len(asked):
+        notes.append(
+            f"{file}: its captions are first answers in conversations, most to different questions, such as "
+            f"{shortened(str(asked[0]), 60)!r}: remove those that do not describe the picture"
+        )
     further = [name for name in rest if name not in columns_of(caption) and _are_files(values[name])]
     further = [name for name in further if unnumbered(name) == unnumbered(image) != str(image)]
     if further and not isinstance(caption, str):
@@ -323,7 +332,7 @@ def _splits_of(matched: Matches, columns: list[str], file: Path) -> tuple[Option
     if named:
         note = f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
         return {"split_column": None} if "split" in columns else {}, [note]
-    if any(splits) and set(splits) != {"train"} and set(splits) - {None} != {"train"}:
+    if len(set(splits)) > 1 and set(splits) - {None} != {"train"}:
         number = sum(split is not None for split in splits)
         note = (
             f"{file}: {number:,} of {len(splits):,} pictures are in folders that are named as splits, and the pictures "

@@ -29,6 +29,7 @@ from tasks.data.manifest import read_pictures, write_manifest
 from tasks.data.splits import hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
+from tasks.datasets.faults import Faults
 from tasks.datasets.records import listed_texts
 from tests.photographs import flickr8k, tabled
 from tests.support import artifacts, run_stage, small
@@ -112,6 +113,23 @@ def test_coco(tmp_path: Path) -> None:
         ("train2017/000000000009.jpg", "train", ("first", "second")),
         ("val2017/000000000007.jpg", "dev", ("first", "second")),
     ]
+
+
+def test_captions_of_an_id_that_two_pictures_have_are_of_neither(tmp_path: Path) -> None:
+    path = tmp_path / "merged.json"
+    names = {"a.jpg": 1, "b.jpg": 2, "c.jpg": 1}  # two files of COCO's form, whose ids both begin with 1
+    images = [{"id": number, "file_name": name} for name, number in names.items()]
+    captions = [
+        {"id": at, "image_id": number, "caption": f"of {name}"} for at, (name, number) in enumerate(names.items())
+    ]
+    path.write_text(json.dumps({"images": images, "annotations": captions}))
+    for at, name in enumerate(names):
+        picture(tmp_path / name, at)
+    faults = Faults(gather=True)
+    rows = list(ADAPTERS["coco"].model_validate({"path": path}).rows(tmp_path, faults))
+    assert [(row.name, row.captions) for row in rows] == [("b.jpg", ("of b.jpg",))]
+    said = ["images[2].id: 1 is already the id of", *(f"annotations[{at}].image_id: 1 is the id of" for at in (0, 2))]
+    assert len(faults.found) == 3 and all(part in fault for part, fault in zip(said, faults.found, strict=True))
 
 
 RECORDS = [

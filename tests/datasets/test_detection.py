@@ -189,6 +189,14 @@ def test_folders_in_the_names_are_splits(tmp_path: Path, name: str) -> None:
     assert [sum(row.split == split for row in found) for split in ("train", "test")] == [16, 8]
 
 
+def test_a_folder_of_all_names_that_is_named_as_a_split_is_not_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "photos")
+    table(
+        tmp_path / "c.csv", ["image", "caption"], *([f"/test/photos/{name}", caption(int(name[:3]))] for name in names)
+    )
+    assert not detect(tmp_path).notes and {row.split for row in read(tmp_path)} == {None}
+
+
 @pytest.mark.parametrize("form", ["names", "names of another machine", "texts", "tables", "parquet"])
 def test_a_folder_above_those_of_splits_says_no_split(tmp_path: Path, form: str) -> None:
     rows = []
@@ -359,10 +367,27 @@ def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> 
     [
         (lambda text, _at: f"{text} für Gäste".encode().decode("cp1252"), r"broken letters, such as '.*fÃ¼r.*für"),
         (lambda text, at: f"[/EN#{at}/people a man] and {text}", r"have marks such as '\[/EN#0/people'"),
+        (lambda text, at: f"{text} https://t.co/{at}", "have marks such as 'https://t.co/0'"),
+        (lambda text, at: text if at % 3 else f"DSC{at:04d}", "have marks such as 'DSC0000'"),
+        (
+            lambda _text, at: f"a photo of a {THINGS[at // 12]}",
+            "are only 2 different ones, such as 'a photo of a ring': ",
+        ),
+        (lambda text, _at: f"{text} f?r", "have broken letters, such as 'f[?]r': save"),
+        (lambda text, _at: f"{text} f\ufffdr", "have broken letters, such as 'f\ufffdr': save"),
+        (lambda text, _at: rf"{text} f\u00fcr", r"have broken letters, such as 'f\\\\u00fcr': save"),
+        (lambda text, at: f"{at}.jpg: {text}", "have marks such as '0.jpg'"),
+        (lambda text, at: f"{text}\t0.{at}", r"have marks such as '\\t0.0'"),
+        (lambda text, at: f"{at % 3}\t{text}", "begin with numbers or marks, such as '0'"),
+        (lambda text, at: f"#{at % 3} {text}", "begin with numbers or marks, such as '#0'"),
         (lambda text, _at: f"{text} / {text}", "may be several captions, or languages, with '/' between them"),
         (lambda text, at: text if at % 3 else "SONY DSC", "8 of 24 texts are 'SONY DSC'"),
         (lambda text, _at: f"Annotator 0: {text}", "begin with 'Annotator 0:': this is part of the captions"),
         (lambda text, at: f"{at % 3 + 1}. {text}", "begin with numbers or marks, such as '1.'"),
+        (
+            lambda _text, at: f"sky, red tree, {THINGS[at % 5]}, {at} dogs",
+            "24 of 24 texts are lists, such as 'sky, red",
+        ),
     ],
 )
 def test_odd_texts_are_read_as_they_are_and_noted(tmp_path: Path, change: Callable[[str, int], str], said: str) -> None:
@@ -523,6 +548,40 @@ def test_columns_that_say_of_what_kind_rows_are_are_noted(
     table(tmp_path / "captions.csv", ["image", "caption", column], *rows)
     (note,) = detect(tmp_path).notes
     assert f"its column {column} {said}" in note and {row.split for row in read(tmp_path)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [(("human", "blip"), "(blip, human)"), (("1", "2"), ""), (("a1", "a2"), "")]
+)
+def test_a_column_that_tells_the_kinds_of_texts_of_a_picture_is_noted(
+    tmp_path: Path, kinds: tuple[str, str], said: str
+) -> None:
+    rows = [[name, kind, caption(at)] for name in pictures(tmp_path) for at, kind in enumerate(kinds)]
+    table(
+        tmp_path / "captions.csv", ["image", "by", "caption"], *([*row[:2], caption(at)] for at, row in enumerate(rows))
+    )
+    notes = [note for note in detect(tmp_path).notes if "column by" in note]
+    table(
+        tmp_path / "captions.csv",
+        ["image", "annotator", "caption"],
+        *([*row[:2], caption(at)] for at, row in enumerate(rows)),
+    )
+    assert not detect(tmp_path).notes  # people are no kinds of texts
+    assert [f"its column by says of what kind each text is {said}: all are" in note for note in notes] == [True] * bool(
+        said
+    )
+
+
+def test_boxes_of_captions_are_noted(tmp_path: Path) -> None:
+    rows = [
+        {"image": name, "caption": caption(at), "bbox": [at, 1, 9, 9]} for at, name in enumerate(pictures(tmp_path))
+    ]
+    own = "is not used: captions of parts of pictures are read as captions of whole pictures"
+    (tmp_path / "regions.json").write_text(json.dumps(rows))
+    assert any(f"its column bbox {own}" in note for note in detect(tmp_path).notes)
+    inner = [{"image": row["image"], "captions": [{"caption": row["caption"], "bbox": row["bbox"]}]} for row in rows]
+    (tmp_path / "regions.json").write_text(json.dumps(inner))
+    assert any(f"its field captions.bbox {own}" in note for note in detect(tmp_path).notes)
 
 
 def test_a_column_that_says_when_rows_were_deleted_is_noted(tmp_path: Path) -> None:
@@ -835,6 +894,32 @@ def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
     assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
 
 
+def test_the_first_line_of_metadata_may_lack_a_field(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    lines = [{"file_name": name, "text": caption(at)} for at, name in enumerate(names)]
+    del lines[0]["text"]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert texts(read(tmp_path)) == ALL - {caption(0)}
+
+
+def test_records_of_json_may_lack_a_field(tmp_path: Path) -> None:
+    """As text without a picture in LLaVA's conversations, and captions that pandas writes as NaN."""
+    turns = [[{"from": "human", "value": f"What is {at}?"}, {"from": "gpt", "value": caption(at)}] for at in range(26)]
+    named = [{"conversations": turn, "image": name} for turn, name in zip(turns[2:], pictures(tmp_path), strict=True)]
+    records = [{"conversations": turns[0]}, {"conversations": float("nan"), "image": "000.png"}, *named]
+    (tmp_path / "llava.json").write_text(json.dumps(records))
+    faults = Faults(gather=True)
+    found = detect(tmp_path)
+    (note,) = found.notes
+    assert "its captions are first answers in conversations, most to different questions, such as 'What is 0?'" in note
+    rows = list(ADAPTERS["table"].model_validate(found.options).rows(Path(), faults))
+    assert texts(rows) == {caption(at) for at in range(2, 26)}
+    assert [fault.split(": ", 1)[1] for fault in faults.found] == [
+        "[0]: no column 'image'; there are: conversations, first question: add it, or set data.image_column=NAME",
+        "[1]: conversations: is empty; a text is needed",
+    ]
+
+
 @pytest.mark.parametrize("write", [str, lambda text: {"caption": text}], ids=["texts", "objects"])
 def test_a_name_that_a_json_object_has_twice_is_refused(tmp_path: Path, write: Callable[[str], Any]) -> None:
     names = pictures(tmp_path)
@@ -907,7 +992,8 @@ def test_a_field_of_file_names_is_no_caption_where_another_has_sentences(tmp_pat
     assert detect(tmp_path).options["caption_field"] == "description"
     files = {f"{at:03d}.json": json.dumps({"caption": f"IMG {at}.png"}).encode() for at in range(24)}
     tar_of(tmp_path / "0.tar", dict(sorted({**files, **{f"{at:03d}.png": b"png" for at in range(24)}}.items())))
-    (note,) = detect(tmp_path).notes
+    note, marks = detect(tmp_path).notes
+    assert "have marks such as '0.png'" in marks
     assert "of caption, the likeliest, one is 'IMG 0.png': it is read all the same" in note
 
 
@@ -920,9 +1006,39 @@ def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(t
     assert "1 of 3 tars are not named as a split: flickr-0.tar is divided by content" in note
 
 
+def test_texts_of_samples_that_are_not_read_are_noted(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", 1)
+    own = {"a.png": (tmp_path / "a.png").read_bytes(), "a.txt": b"a dog runs"}
+    said = {
+        ".caption": {"a.caption": b"two cats sleep"},
+        "caption in .json": {"a.json": b'{"caption": "two cats sleep"}'},
+        None: {"a.json": b'{"caption": "a dog runs"}'},
+    }
+    for what, more in said.items():
+        tar_of(tmp_path / "x.tar", own | more)
+        notes = detect(tmp_path / "x.tar").notes
+        assert [f"1 of its first 1 samples also have another {what}, which is not" in note for note in notes] == [
+            True
+        ] * bool(what)
+
+
+def test_files_of_several_folders_with_the_same_splits_are_noted(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", 1)
+    rows = {"image": [{"bytes": (tmp_path / "a.png").read_bytes(), "path": None}], "caption": ["a dog runs in a park"]}
+    for name in ("en/train.parquet", "en/test.parquet", "de/train.parquet"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(rows), tmp_path / "set" / name)
+    (note,) = detect(tmp_path / "set").notes
+    assert note == f"{tmp_path / 'set'}: the files of de and en are read together: for one, give its folder"
+    assert not detect(tmp_path / "set/en").notes
+
+
 def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
     members = {f"{at:03d}.{end}": end.encode() for at in range(24) for end in ("png", "jpg")}
-    tar_of(tmp_path / "0.tar", dict(sorted({**members, **{f"{at:03d}.txt": b"a dog" for at in range(24)}}.items())))
+    tar_of(
+        tmp_path / "0.tar",
+        dict(sorted({**members, **{f"{at:03d}.txt": f"a dog {at}".encode() for at in range(24)}}.items())),
+    )
     (note,) = detect(tmp_path).notes
     assert "24 of its first 24 samples have several pictures, such as 000 (jpg, png): the first, .jpg, is read" in note
     (note,) = detect(tmp_path / "0.tar").notes

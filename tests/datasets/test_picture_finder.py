@@ -101,6 +101,22 @@ def test_a_name_that_may_be_two_pictures_is_refused() -> None:
     assert one(finder("x.jpg", "x.JPG"), "x.JPG") == {"x.JPG": "x.JPG"}
 
 
+def test_signs_of_an_address_may_be_in_any_part_of_a_name() -> None:
+    found = finder("my set/row 1/a b.jpg", "my set/row 2/a b.jpg", "straße/c.jpg")
+    names = ["My%20set/row%201/a%20b.jpg", "my%20set/row%202/a b.jpg", "stra%C3%9Fe/c.jpg"]
+    assert found.find(names) == {name: [picture] for name, picture in zip(names, sorted(found.names), strict=True)}
+    assert not any(found.doubt(name, picture) for name, picture in zip(names, sorted(found.names), strict=True))
+    assert one(finder("a%20b/1.jpg", "a b/1.jpg"), "/x/a%20b/1.jpg") == {"/x/a%20b/1.jpg": "a%20b/1.jpg"}
+
+
+def test_a_date_before_a_name_is_no_prefix_of_uploaded_files() -> None:
+    found = finder("1.jpg", "2.jpg")
+    assert found.find(["20210501-2.jpg", "20210502-1.jpg"]) == {"20210501-2.jpg": [], "20210502-1.jpg": []}
+    uploaded = ["12345678-2.jpg", "1a2b3c4d-1.jpg"]
+    assert found.find(uploaded) == {"12345678-2.jpg": ["2.jpg"], "1a2b3c4d-1.jpg": ["1.jpg"]}
+    assert one(finder("a b.jpg"), "/data/1a2b3c4d-a%20b.jpg") == {"/data/1a2b3c4d-a%20b.jpg": "a b.jpg"}
+
+
 def test_an_address_means_the_picture_of_its_name() -> None:
     found = finder("images/1.jpg", "images/2.jpg")
     first, second, page = "https://a.example.org/x/1.jpg?w=300", "s3://bucket/y/2.jpg", "https://example.org/1"
