@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,9 +114,10 @@ def init(
                 f"{_FEWEST} is the minimum, and captions that read well need some thousands"
                 + "".join(f"; {named(line)}" for line in _left_out(contents.faults))
             )
-    if not divides((row.split for row in contents.rows), read):
+    given_splits = [row.split for row in contents.rows]
+    if not divides(given_splits, read):
         options.pop("near_duplicates", None)
-    shares = {} if any(row.split is not None for row in contents.rows) else _shares(len(contents.rows))
+    shares = _shares(given_splits)
     options |= shares
     if shares and contents.splits is not None:
         contents = contents.divided(adapter.model_validate(options))
@@ -244,10 +245,20 @@ def _name_of(data: Path) -> str:
     return words or "captions"
 
 
-def _shares(pictures: int) -> dict[str, float]:
-    """Return the shares of dev and test for pictures without splits: empty for a tenth, or more if they are few."""
-    share = round(min(0.2, max(0.1, _HELD_OUT / pictures)), 2)
-    return {} if share == 0.1 else {"dev_share": share, "test_share": share}
+def _shares(given_splits: Sequence[str | None]) -> dict[str, float]:
+    """Return the shares of dev and test, or of dev if only that is missing: empty for a tenth, or more if they are few.
+
+    given_splits: the split that the data set gives each picture, if any.
+    """
+    if not any(given_splits):
+        missing: tuple[str, ...] = ("dev", "test")
+        pictures = len(given_splits)
+    elif None not in given_splits and "dev" not in given_splits:
+        missing, pictures = ("dev",), given_splits.count("train")
+    else:
+        return {}
+    share = round(min(0.2, max(0.1, _HELD_OUT / max(pictures, 1))), 2)
+    return {} if share == 0.1 else {f"{split}_share": share for split in missing}
 
 
 def _empty_splits(survey: Survey) -> list[str]:
@@ -306,7 +317,8 @@ def _print_contents(
     if not survey.whole:
         typer.echo("  how all of them are divided is known once the first run has unpacked them")
     elif sizes:
-        of_few = f" ({shares['dev_share']:.0%} for dev and for test, as they are few)" if shares else ""
+        held_out = " and for ".join(name.removesuffix("_share") for name in shares)
+        of_few = f" ({shares['dev_share']:.0%} for {held_out}, as they are few)" if shares else ""
         typer.echo(f"  {survey.note}{of_few}: {sizes}" if survey.note else f"  {sizes}, as the data set divides them")
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
         more_captions = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""

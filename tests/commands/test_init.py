@@ -556,3 +556,17 @@ def test_the_same_file_twice_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"  {COUNT} pictures ({COUNT - 1} different: some are the same file twice) with" in out
     counts = {"pictures": 10, "captions": 20, "train": 8, "dev": 2, "test": 1}
     assert sizes_in_words(counts) == "10 pictures (8 train, 2 dev, 1 test; 1 of them in two splits) with 20 captions"
+
+
+def test_of_few_training_pictures_more_become_dev_where_only_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    given = [(name, caption, "test" if at % 5 == 0 else "train") for at, (name, caption) in enumerate(rows(tmp_path))]
+    with (tmp_path / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "caption", "split"), *given])
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", "captions.csv")
+    assert code == 0, err
+    assert "(20% for dev, as they are few)" in out
+    written = load(str(tmp_path / "captions.yaml")).data
+    assert (written.dev_share, written.test_share) == (0.2, 0.1)
