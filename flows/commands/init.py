@@ -117,7 +117,7 @@ def init(
     given_splits = [row.split for row in contents.rows]
     if not divides(given_splits, read):
         options.pop("near_duplicates", None)
-    shares = _shares(given_splits)
+    shares = _shares(given_splits) if contents.whole else {}
     options |= shares
     if shares and contents.splits is not None:
         contents = contents.divided(adapter.model_validate(options))
@@ -263,7 +263,9 @@ def _shares(given_splits: Sequence[str | None]) -> dict[str, float]:
 
 def _empty_splits(survey: Survey) -> list[str]:
     """Return the splits that need pictures and have none."""
-    return [] if survey.splits is None else [split for split in ("train", "dev") if split not in survey.sizes]
+    if survey.splits is None or not survey.whole:
+        return []
+    return [split for split in ("train", "dev") if split not in survey.sizes]
 
 
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:

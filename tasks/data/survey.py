@@ -120,7 +120,8 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     size = sum(picture.size for picture in pictures if picture.name in paths)
     of_rows = None if size > _MOST_BYTES and compare != "all" else _digests(paths, digests)
     alike = None
-    is_needed = data.near_duplicates == "together" and divides((row.split for row in rows), data)
+    is_divided = divides((row.split for row in rows), data)
+    is_needed = data.near_duplicates == "together" and is_divided
     is_wanted = compare == "all" or (compare == "few" and len(rows) <= _MOST_COMPARED)
     if of_rows is not None and not data.has_grids and (is_needed or is_wanted):
         alike = near_duplicates(
@@ -130,7 +131,7 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     if of_rows is not None:
         rows, notes = joined(rows, of_rows, data, faults, alike or [] if data.near_duplicates == "together" else [])
     result = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
-    return result if of_rows is None and any(row.split is None for row in rows) else result.divided(data)
+    return result if of_rows is None and is_divided else result.divided(data)
 
 
 def _digests(paths: dict[str, Path], database: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import folder_split, path_splits, shown_files
+from tasks.datasets.base import SPLIT_NAMES, folder_split, path_splits, shown_files
 from tasks.datasets.caption_columns import CAPTION_NAMES, caption_column, is_split, lists_of, unused_marks
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
@@ -38,6 +38,7 @@ _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of file
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
 _FEW_LETTERS = 0.3  # share of a line's characters
 _SEVERAL = 5  # the fewest texts that may be generalised from
+_SHOWN = 5  # folders named in a note
 _WORDS = 8  # of a text: further words do not make it likelier to be a caption
 
 
@@ -401,6 +402,11 @@ def _together(parts: list[Columns]) -> Columns:
     return first._replace(pictures=pictures, texts=texts, share=share, notes=notes)
 
 
+def _without_splits(folder: str) -> str:
+    """Return a folder's name without numbers and splits: `en` for `en/train`, `part-` for `part-0001`."""
+    return re.sub(r"\d+", "", "/".join(part for part in Path(folder).parts if part.lower() not in SPLIT_NAMES))
+
+
 def of_rows(path: Path, file: Path) -> Reading:
     """Return how files of rows that contain pictures are read. path: the data set. file: the first file."""
     options: Options = {"adapter": "huggingface", "path": path}
@@ -422,9 +428,11 @@ def of_rows(path: Path, file: Path) -> Reading:
     others_values = {name: own for name, own in values.items() if name != split}
     caption, more_notes = caption_column(others_values, str(file), image)
     files = table_files(path)
-    folders = {os.path.relpath(item.path.parent, path): item.split for item in files}
-    if len({re.sub(r"\d+", "", name) for name in folders}) > len(set(folders.values())):
-        notes.append(f"{path}: the files of {listed(sorted(folders))} are read together: for one, give its folder")
+    folders = [os.path.relpath(item.path.parent, path) for item in files]
+    kinds = {(_without_splits(folder), item.split) for folder, item in zip(folders, files, strict=True)}
+    if len(kinds) > len({item.split for item in files}):
+        several = listed(sorted(set(folders))[:_SHOWN])
+        notes.append(f"{path}: the files of {several} are read together: for one, give its folder")
     has_split = split is not None or any(item.split for item in files)
     more_notes += [f"{file}: its {note}" for note in unused_marks(others_values, has_split)]
     columns = columns_of(caption)

@@ -34,7 +34,7 @@ _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)
 _VERDICT_NAMES = re.compile(
     "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|usable|ok|match|"
     "correct|quality|spam|skip(ped)?|exclude[ds]?|included?|ignored?|flag(ged)?|decision|problem|precanned|latest|foil|"
-    "revision|hallucinat(ion|ed)|gepr\u00fcft|geprueft|brauchbar"
+    "hallucinat(ion|ed)|gepr\u00fcft|geprueft|brauchbar"
 )
 _VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted|drop(ped)?")
 _LANGUAGES = re.compile(
@@ -43,6 +43,7 @@ _LANGUAGES = re.compile(
     "dutch|russian|japanese|chinese|korean|arabic|hindi|turkish|polish|czech|swedish"
 )
 _PARTS = re.compile(r"b(ounding)?[_ ]?box(es)?|boxes|x_?min|x1|polygons?|segmentation", re.IGNORECASE)
+_ORDER = re.compile("true|false|none|nan|yes|no|first|second|third|fourth|fifth|primary|secondary", re.IGNORECASE)
 _PEOPLE = re.compile("annotator|worker|author|user|writer|person", re.IGNORECASE)
 _EXAMINED = 200  # records that show whether a column has few kinds
 _FEW_KINDS = 8  # most different values of a column that classifies rows
@@ -56,21 +57,26 @@ def index_in(item: str, items: tuple[str, ...]) -> int:
     return items.index(item) if item in items else len(items)
 
 
-def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "column") -> Iterator[str]:
-    """Yield notes on columns that are not read: splits, languages, verdicts on rows. kind: a column's name in notes."""
+def unused_marks(
+    values: dict[str, list[Any]], has_split: bool, kind: str = "column", of_texts: bool = False
+) -> Iterator[str]:
+    """Yield notes on columns that are not read: splits, languages, verdicts on rows.
+
+    kind: a column's name in notes. of_texts: whether each value belongs to one of several texts of a picture.
+    """
     most = max(map(len, values.values()), default=0)
     for name, own in values.items():
-        items = [item for value in own if isinstance(value, list) for item in value if isinstance(item, dict)]
+        items = [item for value in own if isinstance(value, list) for item in value if text_of(item) is not item]
         inner = {f"{name}.{field}": [item[field] for item in items if field in item] for field in (items or [{}])[0]}
-        yield from unused_marks(inner, has_split=True, kind="field")
+        yield from unused_marks(inner, has_split=True, kind="field", of_texts=True)
         different = sorted(set(map(str, own)))
         if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(different) > 1:
             yield f"{kind} {name} looks like a split and is not used: write the split's name into a column `split`"
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
             yield f"{kind} {name} says that captions are in several languages ({shown}): all are read together"
-        elif _PARTS.fullmatch(str(name).rpartition(".")[2]) and len(different) > 1:
-            yield f"{kind} {name} is not used: captions of parts of pictures are read as captions of whole pictures"
+        elif of_texts and _PARTS.fullmatch(str(name).rpartition(".")[2]) and len(different) > 1:
+            yield _note_on_parts(kind, name)
         elif not has_split and _are_splits(own):
             yield f"{kind} {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif _is_verdict(str(name)) and 0 < len(own) < most and not 1 < len(different) <= _FEW_KINDS:
@@ -98,24 +104,33 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> I
 
 
 def kinds_within(records: list[dict[str, Any]], image: str, columns: list[str]) -> Iterator[str]:
-    """Yield a note on each column that says the kinds of the rows of a picture, such as `human` and `blip`."""
-    for name in columns:
+    """Yield a note on each column with parts of a picture or with kinds of its rows, such as `human` and `blip`."""
+    are_many = len(records) > (1 + _HALF) * len({str(record.get(image)) for record in records})
+    for name in columns if are_many else []:
+        if _PARTS.fullmatch(str(name)):
+            yield _note_on_parts("column", name)
+            continue
         first = {str(record.get(name)) for record in records[:_EXAMINED]}
         if len(first) > _FEW_KINDS or _PEOPLE.search(str(name)):
             continue
         rows = [(str(record.get(image)), str(record.get(name))) for record in records]
         kinds = Counter(kind for _, kind in rows)
         shapes = {re.sub(r"\d+", "#", kind) for kind in kinds if len(kind) > 1 and LETTER.search(kind)}
-        are_many = len(rows) > (1 + _HALF) * len({picture for picture, _ in rows})
-        if are_many and 1 < len(shapes) == len(kinds) <= _FEW_KINDS and len(set(rows)) >= _NEARLY_ALL * len(rows):
+        if any(map(_ORDER.fullmatch, kinds)):
+            continue
+        if 1 < len(shapes) == len(kinds) <= _FEW_KINDS and len(set(rows)) >= _NEARLY_ALL * len(rows):
             shown = ", ".join(sorted(kinds))
             yield f"column {name} says of what kind each text is ({shown}): all are read together"
+
+
+def _note_on_parts(kind: str, name: str) -> str:
+    return f"{kind} {name} is not used: captions of parts of pictures are read as captions of whole pictures"
 
 
 def _is_verdict(name: str) -> bool:
     """Return whether a column's name says that it marks rows as good or bad."""
     words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
-    return any(map(_VERDICT_NAMES.fullmatch, words))
+    return name.lower() == "revision" or any(map(_VERDICT_NAMES.fullmatch, words))
 
 
 def caption_column(

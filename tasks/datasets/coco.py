@@ -85,7 +85,7 @@ class Coco(NamedOptions):
         annotations = require_objects(document, "annotations", str(path))
         fields = dict.fromkeys(field for annotation in annotations for field in annotation if field not in _READ)
         marks = {field: [item[field] for item in annotations if item.get(field) not in (None, "")] for field in fields}
-        for note in unused_marks(marks, has_split=True, kind="field"):  # such as VizWiz's is_rejected
+        for note in unused_marks(marks, has_split=True, kind="field", of_texts=True):  # such as VizWiz's is_rejected
             log.warning(f"{path}: annotations: their {note}")
         for index, annotation in enumerate(annotations):
             where = f"{path}: annotations[{index}]"

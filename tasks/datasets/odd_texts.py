@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from models.vocabulary import SPACELESS
 from tasks.common.wording import listed, shortened
 
 _HALF, _NEARLY_ALL, _SOME, _TENTH = 0.5, 0.9, 0.2, 0.1  # shares of the texts
@@ -15,9 +16,11 @@ _LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Ca
 # At the beginning of a line, as `1. a dog`, `#1 a dog` or `- a dog`.
 _MARK = re.compile(r"\s*(\d+[.)]|#\d+|\d+(?=\t)|[-*\u2022\u2013])\s")
 _SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
-# Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, numbers after a tab, and codes.
-_MARKUP = re.compile(r"\[/?[A-Z]+[#/]\S*|https?://\S+|\S+\.(jpe?g|png)\b|\t[\d.]+$|^[\w.-]*\d[\w.-]*$", re.I | re.A)
-_DAMAGED = re.compile(r"\w*(\ufffd|\\u[0-9a-f]{4}|[^\W\d]\?[^\W\d])\w*", re.IGNORECASE)  # as `M?dchen`
+# Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, and numbers after a tab.
+_MARKUP = re.compile(r"(?-i:\[/?[A-Z]+[#/]\S*)|https?://\S+|(?<!\S)\S+\.(jpe?g|png)\b|\t[\d.]+$", re.IGNORECASE)
+_CODE = re.compile(r"(?=[\w.-]+$)\D*\d.*", re.ASCII)  # a whole text, as `DSC0013`
+_DAMAGED = re.compile(r"\ufffd|\\u[0-9a-fA-F]{4}|[A-Za-z]\?[a-z]")  # as in `M?dchen`
+_AROUND = 10  # characters shown on both sides of it
 _TAGS = 4  # the fewest parts, of one or two words each, that make a text a list
 _FEWEST_WORDS = 2  # of each part of a text, where a sign divides it
 
@@ -30,13 +33,19 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
     if len(broken) > max(1, _SOME * len(foreign)):
         shown, meant = shortened(broken[0], 60), shortened(_repaired(broken[0]), 60)
         yield f"texts have broken letters, such as {shown!r} for {meant!r}: save the file as UTF-8 from its source"
-    damaged = [match[0] for text in texts if (match := _DAMAGED.search(text)) is not None]
+    damaged = [match for text in texts if "://" not in text and (match := _DAMAGED.search(text)) is not None]
     if len(damaged) > max(1, _TENTH * len(texts)):
-        yield f"texts have broken letters, such as {damaged[0]!r}: save the file as UTF-8 from its source"
+        first = damaged[0]
+        shown = first.string[max(first.start() - _AROUND, 0) : first.end() + _AROUND]
+        yield f"texts have broken letters, such as {shown!r}: save the file as UTF-8 from its source"
     marked = [match[0] for text in texts if (match := _MARKUP.search(text)) is not None]
     if len(marked) > _SOME * len(texts):
         yield f"texts have marks such as {marked[0]!r}, which are read as words: remove them"
-    lists = [text for text in texts if len(text.split()) <= 2 * (text.count(",") + 1) >= 2 * _TAGS]
+    codes = [text for text in texts if _CODE.fullmatch(text)]
+    if len(codes) > _SOME * len(texts) and len(texts) >= _SEVERAL:
+        yield f"{len(codes)} of {len(texts)} texts are codes, such as {shortened(codes[0], 60)!r}: remove these rows"
+    spaced = [text for text in texts if not SPACELESS.search(text)]
+    lists = [text for text in spaced if len(text.split()) <= 2 * (text.count(",") + 1) >= 2 * _TAGS]
     if len(lists) > _HALF * len(texts):
         yield f"{len(lists)} of {len(texts)} texts are lists, such as {shortened(lists[0], 60)!r}: read as captions"
     for sign in _SEPARATORS:

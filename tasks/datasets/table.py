@@ -26,6 +26,7 @@ from tasks.datasets.base import (
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.records import (
+    ASKED,
     DELIMITERS,
     Lists,
     Record,
@@ -148,7 +149,7 @@ class RecordOptions(NamedOptions):
         for column, setting in ((self.image_column, "image_column"), *captions):
             if column in record:
                 continue
-            columns = [str(name) for name in record]
+            columns = [str(name) for name in record if name != ASKED]
             signs = [sign for sign in DELIMITERS if len(columns) == 1 and sign in columns[0]]
             also = "add it, or " if _may_differ(where) else ""
             advice = f"{also}set data.{setting}=NAME"

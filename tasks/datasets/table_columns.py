@@ -36,6 +36,7 @@ IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "pa
 SAMPLE = 200  # records examined, from all parts of a table
 _MOST_RECORDS = 200_000  # read of a table
 _NEARLY_ALL, _HALF = 0.9, 0.5
+_MANY = 20  # the fewest questions that show whether most are different
 _RIVAL = 0.75  # share of the best likelihood from which another column may name the pictures
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
@@ -99,7 +100,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
     notes = [*found.notes, *doubts(matched, file, finder)]
-    others = [name for name in names if name not in (image, split, *columns)]
+    others = [name for name in names if name not in (image, split, ASKED, *columns)]
     unmentioned = [name for name in others if not any(f" column {name} " in note for note in notes)]
     notes += [f"{file}: its {note}" for note in kinds_within(records, image, unmentioned)]
     by_number = all(name.isdecimal() for name in matched.found)
@@ -211,7 +212,7 @@ def _read_columns(
     notes += [f"{file}: its {note}" for note in unused_marks(rest, has_split=split is not None)]
     caption, more_notes = caption_column(rest, str(file), image)
     asked = values.get(ASKED, [])
-    if len(set(map(str, asked))) > _HALF * len(asked):
+    if len(asked) >= _MANY and len(set(map(str, asked))) > _HALF * len(asked):
         notes.append(
             f"{file}: its captions are first answers in conversations, most to different questions, such as "
             f"{shortened(str(asked[0]), 60)!r}: remove those that do not describe the picture"

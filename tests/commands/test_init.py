@@ -570,3 +570,24 @@ def test_of_few_training_pictures_more_become_dev_where_only_that_is_missing(
     assert "(20% for dev, as they are few)" in out
     written = load(str(tmp_path / "captions.yaml")).data
     assert (written.dev_share, written.test_share) == (0.2, 0.1)
+
+
+def of_one_colour(colour: tuple[int, int, int]) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (4, 4), colour).save(data, "PNG")
+    return data.getvalue()
+
+
+def test_the_splits_of_the_first_rows_are_not_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Only the first thousand rows of Parquet files are unpacked; here all of them are of the test split."""
+    for at, (split, count) in enumerate((("test", 1010), ("train", 40), ("validation", 20))):
+        colours = [(number % 256, number // 256, at) for number in range(count)]
+        images = [{"bytes": of_one_colour(colour), "path": None} for colour in colours]
+        rows = {"image": images, "caption": [f"{number} dogs run over a {split} field" for number in range(count)]}
+        pq.write_table(pa.table(rows), tmp_path / f"{split}-0.parquet")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = attend(monkeypatch, capsys, "init", ".", "--out", "own.yaml")
+    assert code == 0, err
+    assert "share" not in (tmp_path / "own.yaml").read_text()

@@ -18,6 +18,7 @@ from tasks.datasets import ADAPTERS
 from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
+from tasks.datasets.odd_texts import odd_texts
 from tests.cli import Capture, attend, refused
 from tests.datasets.test_datasets import tar_of
 from tests.photographs import picture
@@ -368,14 +369,14 @@ def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> 
         (lambda text, _at: f"{text} für Gäste".encode().decode("cp1252"), r"broken letters, such as '.*fÃ¼r.*für"),
         (lambda text, at: f"[/EN#{at}/people a man] and {text}", r"have marks such as '\[/EN#0/people'"),
         (lambda text, at: f"{text} https://t.co/{at}", "have marks such as 'https://t.co/0'"),
-        (lambda text, at: text if at % 3 else f"DSC{at:04d}", "have marks such as 'DSC0000'"),
+        (lambda text, at: text if at % 3 else f"DSC{at:04d}", "8 of 24 texts are codes, such as 'DSC0000': remove"),
         (
             lambda _text, at: f"a photo of a {THINGS[at // 12]}",
             "are only 2 different ones, such as 'a photo of a ring': ",
         ),
-        (lambda text, _at: f"{text} f?r", "have broken letters, such as 'f[?]r': save"),
-        (lambda text, _at: f"{text} f\ufffdr", "have broken letters, such as 'f\ufffdr': save"),
-        (lambda text, _at: rf"{text} f\u00fcr", r"have broken letters, such as 'f\\\\u00fcr': save"),
+        (lambda text, _at: f"{text} f?r", "have broken letters, such as '.* f[?]r': save"),
+        (lambda text, _at: f"{text} f\ufffdr", "have broken letters, such as '.* f\ufffdr': save"),
+        (lambda text, _at: rf"{text} f\u00fcr", r"have broken letters, such as '.* f\\\\u00fcr': save"),
         (lambda text, at: f"{at}.jpg: {text}", "have marks such as '0.jpg'"),
         (lambda text, at: f"{text}\t0.{at}", r"have marks such as '\\t0.0'"),
         (lambda text, at: f"{at % 3}\t{text}", "begin with numbers or marks, such as '0'"),
@@ -573,15 +574,47 @@ def test_a_column_that_tells_the_kinds_of_texts_of_a_picture_is_noted(
 
 
 def test_boxes_of_captions_are_noted(tmp_path: Path) -> None:
-    rows = [
-        {"image": name, "caption": caption(at), "bbox": [at, 1, 9, 9]} for at, name in enumerate(pictures(tmp_path))
-    ]
+    names = pictures(tmp_path)
+    rows = [{"image": names[at // 2], "caption": caption(at), "bbox": [at, 1, 9, 9]} for at in range(48)]
     own = "is not used: captions of parts of pictures are read as captions of whole pictures"
     (tmp_path / "regions.json").write_text(json.dumps(rows))
     assert any(f"its column bbox {own}" in note for note in detect(tmp_path).notes)
     inner = [{"image": row["image"], "captions": [{"caption": row["caption"], "bbox": row["bbox"]}]} for row in rows]
     (tmp_path / "regions.json").write_text(json.dumps(inner))
     assert any(f"its field captions.bbox {own}" in note for note in detect(tmp_path).notes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda at: {"objects": [{"bbox": [at, 1, 9, 9], "label": "dog"}]},
+        lambda at: {"segmentation": f"masks/mask{at}.png"},
+        lambda at: {"model_revision": "v2" if at % 3 else "v1"},
+        lambda at: {"is_primary": at % 2 == 0},
+        lambda at: {"position": ("first", "second")[at % 2]},
+        lambda at: {"region": ("Bavaria", "Tyrol")[at // 2 % 2]},
+    ],
+)
+def test_good_data_with_further_fields_are_not_noted(tmp_path: Path, fields: Callable[[int], dict[str, Any]]) -> None:
+    names = pictures(tmp_path)
+    each = 1 if {"objects", "segmentation"} & fields(0).keys() else 2
+    rows = [{"image": names[at // each], "caption": caption(at), **fields(at)} for at in range(len(names) * each)]
+    (tmp_path / "captions.json").write_text(json.dumps(rows))
+    assert not detect(tmp_path).notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u4e00\u4e2a\u7537\u4eba,\u7a7f\u7740\u7ea2\u8272,\u9a91\u7740\u8f66,\u5728\u8857\u4e0a{}",
+        "\u8fd9\u662f\u4ec0\u4e48?\u4e00\u53ea\u72d7\u5728\u8dd1{}",
+        "Wer ist das?Ein Mann, der {} Hunde sieht",
+        "a sign that says [and/or] {} times",
+        "{}" + "\u4e00" * 5000,  # long texts take no long time either
+    ],
+)
+def test_ordinary_texts_are_not_noted(text: str) -> None:
+    assert not [*odd_texts([text.format(number) for number in range(30)])]
 
 
 def test_a_column_that_says_when_rows_were_deleted_is_noted(tmp_path: Path) -> None:
@@ -915,7 +948,7 @@ def test_records_of_json_may_lack_a_field(tmp_path: Path) -> None:
     rows = list(ADAPTERS["table"].model_validate(found.options).rows(Path(), faults))
     assert texts(rows) == {caption(at) for at in range(2, 26)}
     assert [fault.split(": ", 1)[1] for fault in faults.found] == [
-        "[0]: no column 'image'; there are: conversations, first question: add it, or set data.image_column=NAME",
+        "[0]: no column 'image'; there are: conversations: add it, or set data.image_column=NAME",
         "[1]: conversations: is empty; a text is needed",
     ]
 
@@ -1031,6 +1064,10 @@ def test_files_of_several_folders_with_the_same_splits_are_noted(tmp_path: Path)
     (note,) = detect(tmp_path / "set").notes
     assert note == f"{tmp_path / 'set'}: the files of de and en are read together: for one, give its folder"
     assert not detect(tmp_path / "set/en").notes
+    for name in ("train", "restval", "val", "test"):  # Karpathy's
+        (tmp_path / "coco" / name).mkdir(parents=True)
+        pq.write_table(pa.table(rows), tmp_path / "coco" / name / "0.parquet")
+    assert not detect(tmp_path / "coco").notes
 
 
 def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
