@@ -44,7 +44,7 @@ def parse_text(text: str | bytes, source: Path | str, line: int = 1) -> Any:
     source: the file it is from, for the message. line: the number of its first line there.
     """
     try:
-        return json.loads(text, parse_constant=lambda _: None)  # NaN is how pandas writes an empty cell
+        return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"{source}:{line + error.lineno - 1}"
         raise AttendError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None

@@ -6,6 +6,7 @@ import ast
 import csv
 import io
 import json
+import math
 import re
 import reprlib
 import tokenize
@@ -239,7 +240,9 @@ def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(value: object) -> object:
-    """Return the text of a list of its parts; other values as they are."""
+    """Return the text of a list of its parts, and None for NaN, as pandas writes an empty cell; else the value."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     parts = value if isinstance(value, list) else []
     if not any(isinstance(part, dict) and "type" in part and isinstance(part.get("text"), str) for part in parts):
         return value
