@@ -116,7 +116,7 @@ def kinds_within(records: list[dict[str, Any]], image: str, columns: list[str]) 
         rows = [(str(record.get(image)), str(record.get(name))) for record in records]
         kinds = Counter(kind for _, kind in rows)
         shapes = {re.sub(r"\d+", "#", kind) for kind in kinds if len(kind) > 1 and LETTER.search(kind)}
-        if any(map(_ORDER.fullmatch, kinds)):
+        if any(map(_ORDER.fullmatch, kinds)):  # the order of the rows, or a flag
             continue
         if 1 < len(shapes) == len(kinds) <= _FEW_KINDS and len(set(rows)) >= _NEARLY_ALL * len(rows):
             shown = ", ".join(sorted(kinds))

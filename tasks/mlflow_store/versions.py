@@ -35,6 +35,7 @@ PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was last
 _FIXED = "model-in-use.txt"  # in the workspace: the name of the model chosen by `attend models use`
 _ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
 _EARLIER_LIMIT = 10  # versions listed in a report
+_MOST_VERSIONS = 10_000  # of a model, as many as MLflow returns by default
 
 
 def number(version: ModelVersion) -> str:
@@ -117,7 +118,7 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
         EarlierVersion(
             number(version), scores_of(version), scored_on_same(version, scores), version.tags.get(REVIEWED, "")
         )
-        for version in versions_of(client, model)[:_EARLIER_LIMIT]
+        for version in versions_of(client, model, most=_EARLIER_LIMIT)
     ]
 
 
@@ -331,11 +332,11 @@ def registered_models(client: MlflowClient) -> list[RegisteredModel]:
             return models
 
 
-def versions_of(client: MlflowClient, model: str) -> list[ModelVersion]:
-    """Return all versions of a model, newest first."""
+def versions_of(client: MlflowClient, model: str, most: int = _MOST_VERSIONS) -> list[ModelVersion]:
+    """Return the latest versions of a model, newest first, at most `most`."""
     quote = '"' if "'" in model else "'"  # other programs' names may have one
     versions: list[ModelVersion] = client.search_model_versions(
-        f"name = {quote}{model}{quote}", order_by=["version_number DESC"]
+        f"name = {quote}{model}{quote}", order_by=["version_number DESC"], max_results=most
     )
     return versions
 
@@ -357,7 +358,7 @@ def fix_model(workspace: Path, model: str | None) -> None:
         (workspace / _FIXED).unlink(missing_ok=True)
         return
     client = tracking.connect(workspace, must_exist=True)
-    names = [model_.name for model_ in registered_models(client) if CHAMPIONS in model_.tags]
+    names = [registered.name for registered in registered_models(client) if CHAMPIONS in registered.tags]
     if model not in names:
         raise AttendError(f"{model}: no model of this name has a champion{suggestion(model, names)}")
     write_atomically(workspace / _FIXED, f"{model}\n")
