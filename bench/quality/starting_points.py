@@ -26,6 +26,7 @@ from bench.pipelines import run_until
 from bench.quality.neighbours import captions_in, cells_of, predictions_of
 from flows.configs import load
 from flows.registered.evaluate import evaluate_registered
+from tasks.config.schema import Config
 
 _DOG = re.compile(r"\b(dogs?|pupp(y|ies))\b", re.IGNORECASE)
 _BACKBONE = "timm:tf_efficientnet_lite2.in1k"
@@ -34,7 +35,7 @@ _SIZES = ["50x1", "300x1", "1000x1", "300x5"]
 
 
 def main() -> None:
-    args = _arguments()
+    args = arguments(__doc__, sizes=True)
     describe()
     print(
         "\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr"
@@ -44,16 +45,15 @@ def main() -> None:
     workspace = args.workspace.absolute()
     flickr = Flickr(args.data.absolute())
     everywhere = [f"machine.workspace={workspace}", "evaluation.split=test"]
-    grids = f"grids={{backbone: '{_BACKBONE}', weights: {args.weights.absolute()}, image_size: 260}}"
-    table = flickr.write(workspace / "tables" / "base", flickr.base())
-    data = f"data={{adapter: table, path: {table}, images: {flickr.folder / 'images'}}}"
-    run_until(load("base", ["name=base", data, grids, "training.epochs=6", *everywhere]))
+    weights = args.weights.absolute()
+    grids = _grids(weights)
+    train_base(flickr, weights, workspace)
     for size in args.sizes or _SIZES:
         pictures, captions = map(int, size.split("x"))
         rows = flickr.own(pictures, captions, args.seed)
         table = flickr.write(workspace / "tables" / f"own-{size}-{args.seed}", rows)
         beginning = _init(table, "beginning.yaml")
-        started = _init(table, "started.yaml", "--from", "models:/base@champion", "--store", str(workspace))
+        started = started_config(table, workspace)
         alone = evaluate_registered(load(beginning, [*everywhere, grids]), "models:/base@champion")
         scores = " | ".join(f"{alone.scores['scores'][name]:.1f}" for name in ("bleu4", "meteor", "cider"))
         print(f"| {size} | the base alone | {scores} |  |  |", flush=True)
@@ -72,11 +72,32 @@ def _init(table: Path, name: str, *options: str) -> str:
     return str(config)
 
 
-def _arguments() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def started_config(table: Path, workspace: Path) -> str:
+    """Return the config that `attend init` writes for a table with `--from` the base."""
+    return _init(table, "started.yaml", "--from", "models:/base@champion", "--store", str(workspace))
+
+
+def train_base(flickr: Flickr, weights: Path, workspace: Path) -> Config:
+    """Train the captioner without dogs and register it, unless that is done, and return its config."""
+    table = flickr.write(workspace / "tables" / "base", flickr.base())
+    data = f"data={{adapter: table, path: {table}, images: {flickr.images}}}"
+    settings = [f"machine.workspace={workspace}", "evaluation.split=test", "training.epochs=6"]
+    config = load("base", ["name=base", data, _grids(weights), *settings])
+    run_until(config)
+    return config
+
+
+def _grids(weights: Path) -> str:
+    return f"grids={{backbone: '{_BACKBONE}', weights: {weights}, image_size: 260}}"
+
+
+def arguments(description: str | None, sizes: bool = False) -> Any:
+    """Return the command's arguments. sizes: with the numbers of own pictures and captions."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("weights", type=Path)
-    parser.add_argument("sizes", nargs="*", metavar="PICTURESxCAPTIONS", help=f"default: {' '.join(_SIZES)}")
+    if sizes:
+        parser.add_argument("sizes", nargs="*", metavar="PICTURESxCAPTIONS", help=f"default: {' '.join(_SIZES)}")
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
     return parser.parse_intermixed_args()
@@ -89,7 +110,8 @@ class Flickr:
     """Flickr8k's pictures, with and without dogs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.images = folder / "images"
+        self._folder = folder
         self._captions: dict[str, list[str]] = {}
         for line in (folder / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines():
             name, _, caption = line.partition("\t")
@@ -98,12 +120,17 @@ class Flickr:
 
     def _by_topic(self, file: str) -> Mapping[bool, list[str]]:
         """Return the pictures of a split by whether a caption mentions a dog."""
-        names = sorted((self.folder / file).read_text(encoding="utf-8").split())
+        names = sorted((self._folder / file).read_text(encoding="utf-8").split())
         by_topic: dict[bool, list[str]] = {True: [], False: []}
         for name in names:
-            if name in self._captions and (self.folder / "images" / name).is_file():
+            if name in self._captions and (self.images / name).is_file():
                 by_topic[any(map(_DOG.search, self._captions[name]))].append(name)
         return by_topic
+
+    def captions(self) -> Iterable[str]:
+        """Yield all captions of all splits."""
+        for captions in self._captions.values():
+            yield from captions
 
     def _rows(self, names: Iterable[str], split: str) -> Iterable[Row]:
         return ((name, caption, split) for name in names for caption in self._captions[name])
@@ -112,7 +139,7 @@ class Flickr:
         """Write rows as a table into a folder with the pictures, and return the table's path."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "images").exists():
-            (folder / "images").symlink_to(self.folder / "images")
+            (folder / "images").symlink_to(self.images)
         table = folder / "captions.csv"
         with table.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("image", "caption", "split"), *rows])
