@@ -82,7 +82,7 @@ _OPCODES = (
     *("TUPLE2", "TUPLE3", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GET", "BINGET", "LONG_BINGET"),
 )
-_Base: Any = vars(pickle)["_Unpickler"]  # in Python: the C one allocates memory for any number it reads
+_Base: Any = pickle._Unpickler  # in Python: the C one allocates memory for any number it reads
 
 
 class _Unpickler(_Base):  # type: ignore[misc]
