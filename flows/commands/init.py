@@ -59,7 +59,8 @@ def init(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="backbone to use instead of MobileNetV2: clip, siglip, dinov2 or convnext (docs/backbones.md)"
+            help="backbone to use instead of MobileNetV2: lite2 (EfficientNet-Lite2), clip, siglip, dinov2 or convnext "
+            "(docs/backbones.md)"
         ),
     ] = None,
     start: Annotated[
@@ -131,7 +132,9 @@ def init(
             "or folders that say the split of each (train, validation, test)"
         )
     _print_format(options, unread, [named(note) for note in notes], shares)
-    _print_contents(contents, shares, _unused(data, contents), named, started is not None)
+    _print_contents(contents, shares, _unused(data, contents), named)
+    if len(contents.rows) < _FEW and started is None:
+        _print_better_ways(with_backbone=backbone is None and preset == USUAL)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -188,7 +191,7 @@ def _grids_of(
             f"--backbone: {backbone}: give one of {', '.join(BACKBONES)}{suggestion(backbone, BACKBONES)}; others are "
             "set in the config (grids.backbone)"
         )
-    grids: dict[str, Any] = resolve_preset(values_of(backbone or preset))["grids"]
+    grids: dict[str, Any] = resolve_preset(values_of(BACKBONES[backbone] if backbone else preset))["grids"]
     named = {} if backbone is None else grids
     weights = str(weights or grids["weights"])
     file = weights_file(weights)
@@ -300,13 +303,11 @@ def _print_format(options: dict[str, Any], unread: list[str], notes: list[str], 
         typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
 
 
-def _print_contents(
-    survey: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str], is_started: bool
-) -> None:
+def _print_contents(survey: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str]) -> None:
     """Print the contents of a data set.
 
     shares: of dev and test, if they are not the usual tenth. without: pictures without a caption. named: renames the
-    settings in a message to those of the config. is_started: whether training starts from a captioner.
+    settings in a message to those of the config.
     """
     rows = survey.rows
     each = survey.captions / len(rows)
@@ -331,16 +332,21 @@ def _print_contents(
         typer.echo(
             f"  {counted(len(without), 'other picture')} there without a caption, not used: {shown}, as {without[0]}"
         )
-    if len(rows) < _FEW and not is_started:
-        typer.echo(
-            "  expect rough captions of so few pictures; to start from a captioner that has seen more helps most:\n"
-            "  attend init --from models:/NAME@champion, or a folder\n"
-            "  where there is none, `attend run base` makes one of COCO or Flickr30k, once: docs/few-photographs.md"
-        )
     for line in _caption_notes(survey):
         typer.echo(f"  {line}")
     for line in _left_out(survey.faults):
         typer.echo(f"  {named(line)}")
+
+
+def _print_better_ways(with_backbone: bool) -> None:
+    """Print what improves the captions of few pictures. with_backbone: including `--backbone`."""
+    typer.echo(
+        "  expect rough captions of so few pictures; to start from a captioner that has seen more helps most:\n"
+        "  attend init --from models:/NAME@champion, or a folder\n"
+        "  where there is none, `attend run base` makes one of COCO or Flickr30k, once: docs/few-photographs.md"
+    )
+    if with_backbone:
+        typer.echo("  a better backbone than MobileNetV2 helps next: attend init --backbone lite2 (docs/backbones.md)")
 
 
 def _left_out(faults: list[str]) -> Iterator[str]:

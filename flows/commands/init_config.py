@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tasks.data.survey import Survey
 
 USUAL = "flickr8k"  # the preset for photographs
-BACKBONES = ("clip", "siglip", "dinov2", "convnext")  # presets whose backbone `attend init --backbone` takes
+# Value of `attend init --backbone` -> the preset with its settings.
+BACKBONES = {"lite2": "base", "clip": "clip", "siglip": "siglip", "dinov2": "dinov2", "convnext": "convnext"}
 SAMPLE = 200  # rows whose captions are used to detect the script
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens

@@ -134,7 +134,7 @@ def advice(config: Config, artifacts: Mapping[str, Artifact]) -> Iterator[str]:
             f"which helps most: {program()} init PHOTOS --from models:/NAME@champion"
         )
     if config.starting_point is None and config.grids.backbone in _SMALL_BACKBONES:
-        yield f"a better backbone than {config.grids.backbone}, such as EfficientNet-Lite2 of the preset best"
+        yield f"a better backbone than {config.grids.backbone}: {program()} init PHOTOS --backbone lite2"
     yield f"more pictures with captions; {_PAGE} says what each of these is worth"
 
 

@@ -489,8 +489,20 @@ def test_a_backbone_that_is_named_is_written_with_its_size_and_layer(
     code, out, err = attend(monkeypatch, capsys, "init", "photos", "--backbone", backbone)
     assert code == 0, err
     assert "the backbone's weights are downloaded once" in out
-    grids, preset = load("photos.yaml").grids, load(backbone, ["data.path=."]).grids
+    assert "a better backbone" not in out
+    grids, preset = load("photos.yaml").grids, load(BACKBONES[backbone], ["data.path=."]).grids
     assert grids == preset and grids.weights == "timm:pretrained"
+
+
+def test_few_pictures_are_advised_of_a_better_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "photos").mkdir()
+    tabs(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", "photos")
+    assert code == 0, err
+    assert "attend init --from models:/NAME@champion" in out and "attend init --backbone lite2" in out
 
 
 def test_an_unknown_backbone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -498,7 +510,7 @@ def test_an_unknown_backbone_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     tabs(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     line = refused(monkeypatch, capsys, "init", "photos", "--backbone", "clips")
-    assert "--backbone: clips: give one of clip, siglip, dinov2, convnext; did you mean 'clip'" in line
+    assert "--backbone: clips: give one of lite2, clip, siglip, dinov2, convnext; did you mean 'clip'" in line
 
 
 def test_files_that_only_look_like_a_known_form_are_no_traceback(tmp_path: Path) -> None:
