@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ def show_log() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Log nothing in a block: a first reading of something that is read, and logged, once more."""
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
 
 
 def silence() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
+from tasks.common.log import unlogged
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import SPLIT_NAMES, folder_split, path_splits, shown_files
@@ -211,7 +212,8 @@ class Folder:
         """Return the pictures of a document and their captions."""
         data = ADAPTERS[options["adapter"]].model_validate(options)
         faults = Faults(gather=True)
-        rows = list(data.rows(Path(), faults))
+        with unlogged():
+            rows = list(data.rows(Path(), faults))
         texts = tuple(text for row in rows[:: max(1, len(rows) // SAMPLE)] for text in row.captions)
         if not texts:
             raise AttendError(faults.found[0] if faults.found else f"{options['path']}: has no captions")

@@ -362,6 +362,7 @@ def test_a_published_layout_is_read_without_an_edit(
     monkeypatch.chdir(tmp_path)
     code, _, err = attend(monkeypatch, capsys, "init", "set", "--weights", "random:0")
     assert code == 0, err
+    assert len(set(err.splitlines())) == len(err.splitlines()), "a note is repeated"
     config = load("set.yaml", [f"machine.workspace={tmp_path / 'workspace'}"])
     rows = list(config.data.rows(tmp_path / "out", Faults(gather=True)))
     paths = paths_of(config.data, [row.name for row in rows], tmp_path / "out")
