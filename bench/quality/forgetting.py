@@ -133,14 +133,14 @@ class Style:
         start = next((at for at in places if self._verbs.isdisjoint(words[at:])), len(words))
         return " ".join([_PREFIX, *words[start:], *words[:start]])
 
-    def shares(self, captions: Sequence[Sequence[str]]) -> list[str]:
+    def shares(self, captions: Sequence[list[str]]) -> list[str]:
         """Return the shares of captions with the prefix, without a participle, and with the place first."""
         prefix = tokenize(_PREFIX)
         size = len(prefix)
-        tests: list[Callable[[Sequence[str]], bool]] = [
-            lambda words: list(words[:size]) == prefix,
+        tests: list[Callable[[list[str]], bool]] = [
+            lambda words: words[:size] == prefix,
             self._present.keys().isdisjoint,
-            lambda words: len(words) > size and words[size] in _PLACES,
+            lambda words: bool(_PLACES.intersection(words[:1] if words[:size] != prefix else words[size : size + 1])),
         ]
         return [f"{sum(map(test, captions)) / len(captions):.0%}" for test in tests]
 
