@@ -138,13 +138,14 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                 header = next(reader, None)  # Excel's line that names the delimiter
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
-            _check_names(path, header)
+            _check_names(path, [name for name in header if name])
+            unnamed = [at for at, name in enumerate(header) if not name]
             while True:
                 start = reader.line_num + 1
                 values = next(reader, None)
                 if values is None:
                     return
-                if not values:
+                if not any(map(str.strip, values)):
                     continue
                 if len(values) != len(header):
                     faults.add(
@@ -154,6 +155,11 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                         )
                     )
                     continue
+                if len(unnamed) > 1 and any(values[at].strip() for at in unnamed):  # else they are blank to the last row
+                    raise AttendError(
+                        f"{path}: {len(unnamed)} of the {len(header)} columns of the first line have no name: if lines "
+                        "before the columns' names are a title, remove them"
+                    )
                 yield f"{path}:{start}", dict(zip(header, values, strict=True))
         except csv.Error as error:
             raise AttendError(f"{path}:{reader.line_num}: is not well-formed: {error}") from None
@@ -167,11 +173,6 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
 def _check_names(path: Path, columns: Sequence[str]) -> None:
     """Raise AttendError if two columns have the same name, because one would hide the other."""
     twice = [name for name in columns if columns.count(name) > 1]
-    if twice == [""] * len(twice) and len(twice) > 1:
-        raise AttendError(
-            f"{path}: {len(twice)} of the {len(columns)} columns of the first line have no name: if lines before the "
-            "columns' names are a title, remove them"
-        )
     if twice:
         raise AttendError(
             f"{path}: the column {twice[0]!r} is there {columns.count(twice[0])} times: rename all but one, or give "

@@ -749,6 +749,15 @@ def test_a_title_above_the_columns_names_is_explained(tmp_path: Path) -> None:
         detect(tmp_path)
 
 
+def test_columns_and_rows_that_are_blank_are_no_data(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), "", ""] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", "", ""], *rows, ["", "", "", " "])
+    options = detect(tmp_path).options
+    faults = Faults(gather=True)
+    assert texts(list(ADAPTERS["table"].model_validate(options).rows(Path(), faults))) == ALL and not faults.found
+
+
 def test_the_file_of_captions_may_be_named_as_it_is_in_the_folder(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     table(tmp_path / "captions.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
