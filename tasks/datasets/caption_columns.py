@@ -200,7 +200,7 @@ def _odd_cells(values: list[Any]) -> str:
     items = [item for value in values if isinstance(value, list) and len(value) > 2 for item in value]
     if _are_questions(values):
         return ", which are questions"
-    if items and sum(" " not in str(item).strip() for item in items) >= _NEARLY_ALL * len(items):
+    if items and _are_single(list(map(str, items))):
         return ", which are lists of single words"
     if sum(text.strip().startswith("{") and text.strip().endswith("}") for text in texts) > _SOME * len(values):
         return "; some are in braces, and read as they are"
@@ -239,7 +239,9 @@ def _are_marks(values: list[Any]) -> bool:
 
 
 def _are_single(texts: list[str]) -> bool:
-    return sum(" " not in text.strip() for text in texts) >= _NEARLY_ALL * len(texts)
+    """Return whether most texts are one word; without spaces, also two in scripts that have none, as a date may be."""
+    single = [text for text in texts if " " not in text.strip() and word_count(text) < FEWEST_WORDS]
+    return len(single) >= _NEARLY_ALL * len(texts)
 
 
 def lists_of(cells: list[Any]) -> str | None:

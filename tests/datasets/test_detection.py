@@ -639,6 +639,17 @@ def test_dates_file_names_and_texts_that_are_all_the_same_are_no_captions(tmp_pa
         detect(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{}人の子供が公園で犬と遊んでいる", "เด็กผู้ชาย{}คนกำลังเล่นอยู่ในสวน"])
+def test_captions_with_numbers_and_without_spaces_are_no_dates(tmp_path: Path, text: str) -> None:
+    said = {name: [text.format(at), text.format(at + 50), text.format(at + 100)] for at, name in enumerate(pictures(tmp_path))}
+    table(tmp_path / "captions.csv", ["image", "caption"], *([name, own[0]] for name, own in said.items()))
+    assert [list(row.captions) for row in read(tmp_path)] == [own[:1] for own in said.values()]
+    (tmp_path / "captions.csv").unlink()
+    (tmp_path / "captions.json").write_text(json.dumps([{"image": name, "caption": own} for name, own in said.items()]))
+    assert [list(row.captions) for row in read(tmp_path)] == list(said.values())
+    assert not detect(tmp_path).notes
+
+
 @pytest.mark.parametrize("folder", ["data", "metadata", "annotations/v2"])
 def test_captions_may_be_in_a_folder_without_pictures(tmp_path: Path, folder: str) -> None:
     names = pictures(tmp_path / "images")
