@@ -18,6 +18,8 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, find_pictures, named_splits
 
 _ADDRESS = re.compile("(https?|s3|gs)://[^?#]*", re.IGNORECASE)
+_ADDRESSES = re.compile(r"[\s,;|](https?|s3|gs)://", re.IGNORECASE)  # in a cell that has several
+_ITS_ADDRESS = re.compile(r" \(https?://[^()]*\)$", re.IGNORECASE)  # after a name, as in Airtable
 # Paths of small copies: folders with such names, or file names with a size at the end, as in WordPress.
 _COPIES = re.compile(
     r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/|-\d{2,4}x\d{2,4}\.\w+$", re.IGNORECASE
@@ -141,7 +143,7 @@ class PictureFinder:
         """
         if parts[-1].endswith(OTHER_PICTURES):  # there may be a JPEG of the same name
             parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
-        is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
+        is_page = is_address(name) and (not parts[-1].endswith(PICTURE_SUFFIXES) or _ADDRESSES.search(name) is not None)
         candidates = [] if is_page else self._candidates(parts)
         upload = _UPLOADED.sub("", name) if uploaded else name
         for other in (_CAPTION_NUMBER.sub("", name), upload, unquote(upload)):
@@ -178,6 +180,8 @@ class PictureFinder:
                 f"{where}: {name} may be any of {len(meant)} pictures in {self.folder}: {shown}: name it with its "
                 "folder, or set data.images to the folder of one of them"
             )
+        if _ADDRESSES.search(name):
+            raise AttendError(f"{where}: {name}: are several addresses: write a row for each picture")
         if is_address(name):
             raise AttendError(
                 f"{where}: {name} is an address, and no picture in {self.folder} has its name: download the pictures"
@@ -237,9 +241,9 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _without_query(name: str) -> str:
-    """Return a web address without its query and fragment; any other name unchanged."""
+    """Return a web address without its query and fragment; any other name without an address that follows it."""
     address = _ADDRESS.match(name)
-    return name if address is None else address[0]
+    return _ITS_ADDRESS.sub("", name) if address is None else address[0]
 
 
 def is_address(name: str) -> bool:

@@ -256,6 +256,12 @@ def _image_column(
         for name, matched in matches.items()
         if not matched.is_converted or (has_numbers and list(matched.found.values()) not in exact)
     }
+    several = next((name for name, own in values.items() if own and _are_several(own[0])), None)
+    if not matches and several is not None:
+        raise AttendError(
+            f"{file}: its column {several} names several pictures in one row ({str(values[several][0])[:80]}): write a "
+            "row for each picture"
+        )
     if not matches:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
@@ -280,6 +286,12 @@ def _image_column(
 
 def _are_numbers(matched: Matches) -> bool:
     return not any(map(LETTER.search, (*matched.found, *matched.unclear)))
+
+
+def _are_several(value: object) -> bool:
+    """Return whether a cell has the names or addresses of several pictures."""
+    parts = value if isinstance(value, list) else re.split(r"[,;|]\s*|\s+(?=https?:)", str(value))
+    return len(parts) > 1 and all(str(part).lower().endswith(PICTURE_SUFFIXES) for part in parts)
 
 
 def _are_files(values: list[Any]) -> bool:

@@ -503,6 +503,23 @@ def test_two_addresses_that_end_alike_name_no_picture_by_their_end_alone(tmp_pat
         detect(tmp_path)
 
 
+@pytest.mark.parametrize("between", [", ", ";", "|", " "])
+def test_several_addresses_in_a_cell_name_no_picture(tmp_path: Path, between: str) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    cells = [f"https://x.org/{name}{between}https://x.org/b{name}" for name in names]
+    table(tmp_path / "captions.csv", ["images", "caption"], *([cell, caption(at)] for at, cell in enumerate(cells)))
+    pictures(tmp_path, name="ba{}.png")
+    with pytest.raises(AttendError, match="its column images names several pictures in one row .*: write a row for"):
+        detect(tmp_path)
+
+
+def test_an_address_after_a_name_does_not_matter(tmp_path: Path) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    rows = [[f"{name} (https://x.org/v3/{at}/abc)", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["attachments", "caption"], *rows)
+    assert {row.name: row.captions for row in read(tmp_path)} == {name: (caption(at),) for at, name in enumerate(names)}
+
+
 def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
     pictures(tmp_path, name="{}.png")
     rows = [[f"https://example.org/{at}", caption(at)] for at in range(24)]
