@@ -487,7 +487,8 @@ def of_tars(path: Path) -> Reading:
         texts = [str(document[field]) for document in documents if document.get(field)]
     if not texts:
         raise AttendError(f"{tars[0]}: holds no captions: unpack it first")
-    split, more_notes = _other_fields(documents, tars[0], has_split=any(map(tar_split, tars)))
+    splits = [tar_split(tar, folder) for tar in tars]
+    split, more_notes = _other_fields(documents, tars[0], has_split=any(splits))
     notes += more_notes
     options |= {} if split is None else {"split_field": split}
     if several:
@@ -496,7 +497,7 @@ def of_tars(path: Path) -> Reading:
             f"{tars[0]}: {len(several)} of its first {len(keys)} samples have several pictures, such as {key} "
             f"({', '.join(suffixes)}): the first, .{suffixes[0]}, is read: for another, keep only that one there"
         )
-    unnamed = [tar.name for tar in tars if tar_split(tar) is None]
+    unnamed = [tar.name for tar, split_of_tar in zip(tars, splits, strict=True) if split_of_tar is None]
     if 0 < len(unnamed) < len(tars):
         notes.append(
             f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided by content"

@@ -55,19 +55,22 @@ class WebDataset(UnpackedOptions):
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         written: set[str] = set()
-        for path in self.annotation_files():
+        files = self.annotation_files()
+        root = files[0].parent if self.path.expanduser().is_file() else self.path.expanduser()
+        for path in files:
             for key, members in samples(path):
                 with faults.of_row():
-                    row, picture = self._row(path, key, members, tar_split(path))
+                    row, picture = self._row(path, root, key, members)
                     if row.name in written:  # the picture would get the captions of two samples
                         raise AttendError(f"{row.where}: {row.name} is another sample's too: rename one of them")
                     written.add(row.name)
                     (generated / row.name).write_bytes(picture)
                     yield row
 
-    def _row(self, path: Path, key: str, members: dict[str, bytes], split: str | None) -> tuple[Row, bytes]:
-        """Return a sample, and the file of its picture."""
+    def _row(self, path: Path, root: Path, key: str, members: dict[str, bytes]) -> tuple[Row, bytes]:
+        """Return a sample, and the file of its picture. root: the folder of the data set."""
         where = f"{path}: {key}"
+        split = tar_split(path, root)
         pictures = picture_suffixes(members)
         if not pictures:
             raise AttendError(f"{where}: has no picture among its files ({', '.join(sorted(members))})")
@@ -81,13 +84,14 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         if self.split_field:
             split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
-        name = f"{_stem(path)}-{key.replace('/', '-')}.{pictures[0]}"
+        name = "-".join([*path.relative_to(root).parts[:-1], _stem(path), *key.split("/")]) + f".{pictures[0]}"
         return Row(name, tuple(texts), split, where), members[pictures[0]]
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """Return the tar files of a folder, including compressed ones."""
-    return sorted(path for path in folder.iterdir() if is_tar(path))
+    """Return the tar files of a folder, including compressed ones, and of folders in it that are named as splits."""
+    inner = [path for path in folder.iterdir() if path.is_dir() and folder_split([path.name]) is not None]
+    return sorted(path for parent in (folder, *inner) for path in parent.iterdir() if is_tar(path))
 
 
 def is_tar(path: Path) -> bool:
@@ -95,9 +99,9 @@ def is_tar(path: Path) -> bool:
     return path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.name.startswith(".")
 
 
-def tar_split(path: Path) -> str | None:
-    """Return the split in the name of a tar file; None if there is none."""
-    return folder_split([_stem(path)])
+def tar_split(path: Path, root: Path) -> str | None:
+    """Return the split in the name of a tar file, or of a folder below `root`; None if there is none."""
+    return folder_split([_stem(path), *path.relative_to(root).parts[:-1]])
 
 
 def picture_suffixes(members: dict[str, bytes]) -> list[str]:

@@ -1076,6 +1076,19 @@ def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(t
     assert "1 of 3 tars are not named as a split: flickr-0.tar is divided by content" in note
 
 
+def test_tars_may_be_in_folders_of_splits(tmp_path: Path) -> None:
+    for at, folder in enumerate(("train", "val", "test")):
+        (tmp_path / folder).mkdir()
+        tar_of(tmp_path / folder / "000.tar", {f"{n}.{e}": f"a dog {at}".encode() for n in "01" for e in ("png", "txt")})
+    rows = ADAPTERS["webdataset"].model_validate(detect(tmp_path).options).rows(tmp_path / "out")
+    assert {row.name: (row.split, *row.captions) for row in rows} == {
+        f"{folder}-000-{n}.png": (split, f"a dog {at}")
+        for at, (folder, split) in enumerate([("train", "train"), ("val", "dev"), ("test", "test")])
+        for n in "01"
+    }
+    assert not detect(tmp_path).notes
+
+
 def test_texts_of_samples_that_are_not_read_are_noted(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 1)
     own = {"a.png": (tmp_path / "a.png").read_bytes(), "a.txt": b"a dog runs"}
