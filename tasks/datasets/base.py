@@ -265,6 +265,11 @@ def path_folders(name: str, picture: str) -> list[str]:
     return [*name.replace("\\", "/").split("/")[:-1], *picture.split("/")[:-1]]
 
 
+def unicode_of(data: bytes) -> str:
+    """Return the encoding of a text that is in Unicode: UTF-16 with a byte order mark, or else UTF-8."""
+    return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number (from 1) and text of each non-blank line of a file; raise AttendError if one is not UTF-8."""
     with path.open("rb") as file:

@@ -8,20 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import AttendError
+from tasks.datasets.base import unicode_of
+
+
+def json_text(path: Path) -> str:
+    """Return the text of a JSON file; raise AttendError if it is missing, or is no text."""
+    try:
+        data = path.read_bytes()
+        return data.decode(unicode_of(data))
+    except UnicodeDecodeError:
+        raise AttendError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise AttendError(f"{path}: no such file") from None
 
 
 def parse_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
-    Raise AttendError if the file is missing, or if it cannot be parsed, with line and column.
+    Raise AttendError as `json_text` does, or if it cannot be parsed, with line and column.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise AttendError(f"{path}: is not UTF-8 text") from None
-    except (FileNotFoundError, IsADirectoryError):
-        raise AttendError(f"{path}: no such file") from None
-    return parse_text(text, path)
+    return parse_text(json_text(path), path)
 
 
 def parse_json_or_lines(path: Path) -> Any:
@@ -29,10 +35,11 @@ def parse_json_or_lines(path: Path) -> Any:
 
     Raise AttendError as `parse_json` does.
     """
+    text = json_text(path)
     try:
-        return parse_json(path)
+        return parse_text(text, path)
     except AttendError:
-        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else []
+        lines = text.splitlines()
         if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines if line.strip()):
             raise
         return [parse_text(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]

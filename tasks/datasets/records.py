@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tasks.common.errors import AttendError, reason_of
 from tasks.datasets.base import SPLIT_NAMES, needs_text, numbered_lines
-from tasks.datasets.documents import parse_json_or_lines, parse_text, require_objects
+from tasks.datasets.documents import json_text, parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
@@ -139,7 +139,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
             _check_names(path, [name for name in header if name])
-            unnamed = [at for at, name in enumerate(header) if not name]
+            unnamed = [at for at, name in enumerate(header) if not name]  # blank in all rows, as programs export them
             while True:
                 start = reader.line_num + 1
                 values = next(reader, None)
@@ -155,7 +155,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                         )
                     )
                     continue
-                if len(unnamed) > 1 and any(values[at].strip() for at in unnamed):  # else they are blank to the last row
+                if len(unnamed) > 1 and any(values[at].strip() for at in unnamed):
                     raise AttendError(
                         f"{path}: {len(unnamed)} of the {len(header)} columns of the first line have no name: if lines "
                         "before the columns' names are a title, remove them"
@@ -217,7 +217,7 @@ def _json_records(path: Path) -> Iterator[Record]:
 
 def _refuse_repeated(path: Path) -> None:
     """Raise AttendError if the object in a JSON file has a name twice, because Python's reader keeps only the last."""
-    pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
+    pairs = json.loads(json_text(path), object_pairs_hook=list)
     twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if twice:
         raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")

@@ -13,6 +13,7 @@ from typing import Any
 import regex
 
 from tasks.common.errors import AttendError
+from tasks.datasets.base import unicode_of
 from tasks.datasets.records import DELIMITERS, usual_delimiter
 
 _START = 1 << 20  # bytes of a table that are examined
@@ -75,7 +76,7 @@ def encoding_of(start: bytes, path: Path) -> str | None:
 
     Raises AttendError if no encoding fits, or if the file is UTF-8 except for some bytes.
     """
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if unicode_of(start) == "utf-16":
         return "utf-16"
     try:
         codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut

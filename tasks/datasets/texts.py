@@ -7,7 +7,6 @@ FOLDER/train/a.jpg, FOLDER/train/a.txt      also in a folder for each split
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,15 @@ from pydantic import Field, field_validator
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.wording import counted
-from tasks.datasets.base import NamedOptions, Row, folder_split, known_encoding, require_folder, shown_files
+from tasks.datasets.base import (
+    NamedOptions,
+    Row,
+    folder_split,
+    known_encoding,
+    require_folder,
+    shown_files,
+    unicode_of,
+)
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
@@ -28,7 +35,6 @@ Lines = Annotated[
     Literal["captions", "paragraph"],
     Field(description="`captions`: each line of a text is a caption; `paragraph`: all lines together are one"),
 ]
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST, _NEARLY_ALL = 0.6, 0.9  # shares of texts
 _WIDE = (55, 85)  # characters of a line that was wrapped at the page width
 TEXT_SUFFIXES = (".txt", ".caption", ".json")
@@ -165,7 +171,7 @@ def read_text(path: Path, encoding: str) -> str:
     Raises AttendError if it is in none of these.
     """
     data = path.read_bytes()
-    for name in ("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", encoding):
+    for name in (unicode_of(data), encoding):
         try:
             return data.decode(name)
         except UnicodeError:
@@ -176,7 +182,7 @@ def read_text(path: Path, encoding: str) -> str:
 def is_unicode(data: bytes) -> bool:
     """Return whether the bytes of a text are UTF-8, or UTF-16 with a byte order mark."""
     try:
-        data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8")
+        data.decode(unicode_of(data))
     except UnicodeError:
         return False
     return True

@@ -509,7 +509,7 @@ def test_several_addresses_in_a_cell_name_no_picture(tmp_path: Path, between: st
     cells = [f"https://x.org/{name}{between}https://x.org/b{name}" for name in names]
     table(tmp_path / "captions.csv", ["images", "caption"], *([cell, caption(at)] for at, cell in enumerate(cells)))
     pictures(tmp_path, name="ba{}.png")
-    with pytest.raises(AttendError, match="its column images names several pictures in one row .*: write a row for"):
+    with pytest.raises(AttendError, match=r"its column images names several pictures in one row .*: write a row for"):
         detect(tmp_path)
 
 
@@ -658,7 +658,10 @@ def test_dates_file_names_and_texts_that_are_all_the_same_are_no_captions(tmp_pa
 
 @pytest.mark.parametrize("text", ["{}人の子供が公園で犬と遊んでいる", "เด็กผู้ชาย{}คนกำลังเล่นอยู่ในสวน"])
 def test_captions_with_numbers_and_without_spaces_are_no_dates(tmp_path: Path, text: str) -> None:
-    said = {name: [text.format(at), text.format(at + 50), text.format(at + 100)] for at, name in enumerate(pictures(tmp_path))}
+    said = {
+        name: [text.format(at), text.format(at + 50), text.format(at + 100)]
+        for at, name in enumerate(pictures(tmp_path))
+    }
     table(tmp_path / "captions.csv", ["image", "caption"], *([name, own[0]] for name, own in said.items()))
     assert [list(row.captions) for row in read(tmp_path)] == [own[:1] for own in said.values()]
     (tmp_path / "captions.csv").unlink()
@@ -964,6 +967,16 @@ def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
     assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
 
 
+def test_json_may_be_in_utf_16_and_other_bytes_are_refused(tmp_path: Path) -> None:
+    """As Windows' PowerShell writes what a program prints."""
+    document = json.dumps({name: caption(at) for at, name in enumerate(pictures(tmp_path))})
+    (tmp_path / "captions.json").write_text(document, encoding="utf-16")
+    assert texts(read(tmp_path)) == ALL
+    (tmp_path / "captions.json").write_bytes(b"\xe4" + document.encode())
+    with pytest.raises(AttendError, match="is not UTF-8 text: save it as UTF-8"):
+        detect(tmp_path)
+
+
 def test_the_first_line_of_metadata_may_lack_a_field(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     lines = [{"file_name": name, "text": caption(at)} for at, name in enumerate(names)]
@@ -1079,7 +1092,9 @@ def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(t
 def test_tars_may_be_in_folders_of_splits(tmp_path: Path) -> None:
     for at, folder in enumerate(("train", "val", "test")):
         (tmp_path / folder).mkdir()
-        tar_of(tmp_path / folder / "000.tar", {f"{n}.{e}": f"a dog {at}".encode() for n in "01" for e in ("png", "txt")})
+        tar_of(
+            tmp_path / folder / "000.tar", {f"{n}.{e}": f"a dog {at}".encode() for n in "01" for e in ("png", "txt")}
+        )
     rows = ADAPTERS["webdataset"].model_validate(detect(tmp_path).options).rows(tmp_path / "out")
     assert {row.name: (row.split, *row.captions) for row in rows} == {
         f"{folder}-000-{n}.png": (split, f"a dog {at}")
