@@ -952,19 +952,25 @@ def test_a_table_is_of_the_folder_that_is_named_as_it_is(tmp_path: Path) -> None
     assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [12, 6, 6]
 
 
-@pytest.mark.parametrize("form", ["objects by name", "lists by split", "lines", "objects in lists"])
+@pytest.mark.parametrize("form", ["objects by name", "lists by split", "names by split", "lines", "objects in lists"])
 def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
     names = pictures(tmp_path)
     records = [{"image": name, "caption": caption(at)} for at, name in enumerate(names)]
     content = {
         "objects by name": json.dumps({name: {"caption": caption(at), "width": 8} for at, name in enumerate(names)}),
-        "lists by split": json.dumps({"train": records[:18], "val": records[18:]}),
+        "lists by split": json.dumps({"train": records[:18], "val": records[18:], "test": []}),
+        "names by split": json.dumps(
+            {
+                "train": {row["image"]: [row["caption"]] for row in records[:18]},
+                "val": {row["image"]: row["caption"] for row in records[18:]},
+            }
+        ),
         "lines": "\n".join(map(json.dumps, records)),
         "objects in lists": json.dumps([{**row, "caption": [{"raw": row["caption"], "id": 1}]} for row in records]),
     }
     (tmp_path / "captions.json").write_text(content[form])
     assert texts(read(tmp_path)) == ALL
-    assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
+    assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form.endswith("by split") else {None})
 
 
 def test_json_may_be_in_utf_16_and_other_bytes_are_refused(tmp_path: Path) -> None:
