@@ -20,7 +20,16 @@ from tasks.common.log import unlogged
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import SPLIT_NAMES, folder_split, path_splits, shown_files
-from tasks.datasets.caption_columns import CAPTION_NAMES, caption_column, is_split, lists_of, unused_marks
+from tasks.datasets.caption_columns import (
+    CAPTION_NAMES,
+    FEWEST_WORDS,
+    caption_column,
+    is_split,
+    lists_of,
+    texts_in,
+    unused_marks,
+    word_count,
+)
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
@@ -119,6 +128,8 @@ class Folder:
                     candidates.append(self.of_file(path))
                 except AttendError as error:
                     errors[path] = str(error)
+        if not candidates:
+            candidates, _ = self._of_texts(".json", are_guessed=True)
         return candidates, errors
 
     def of_file(self, path: Path) -> Reading:
@@ -131,7 +142,7 @@ class Folder:
     def of_text(self, path: Path) -> Reading | None:
         """Return how texts of one picture each are read if this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
-            readings, errors = self._of_texts(suffix)
+            readings, errors = self._of_texts(suffix, are_guessed=True)
             if path in errors:
                 raise AttendError(errors[path])
             for candidate in readings:
@@ -233,10 +244,11 @@ class Folder:
         images = {} if is_usual else {"images": columns.images}
         return Reading(file, {**options, **columns.options, **images}, columns, (file,))
 
-    def _of_texts(self, suffix: str) -> tuple[list[Reading], dict[Path, str]]:
+    def _of_texts(self, suffix: str, are_guessed: bool = False) -> tuple[list[Reading], dict[Path, str]]:
         """Return the ways to read the text files with this suffix, and why the others are not captions.
 
         If several folders have texts of the same pictures, such as labels/ and captions/, each is a separate way.
+        are_guessed: see `_caption_field`.
         """
         items = [item for item in self.texts[suffix] if item.pictures]
         of_folder: dict[str, list[TextFile]] = {}
@@ -249,15 +261,16 @@ class Folder:
         errors: dict[Path, str] = {}
         for folder, own in of_folder.items():
             try:
-                candidates.append(self._of_texts_in(folder, suffix, own))
+                candidates.append(self._of_texts_in(folder, suffix, own, are_guessed))
             except AttendError as error:
                 errors |= dict.fromkeys((item.text for item in own), str(error))
         return candidates, errors
 
-    def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile]) -> Reading:
+    def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile], are_guessed: bool) -> Reading:
         """Return how text files of one picture each are read; AttendError if they are not captions.
 
-        folder: the folder that they are below, if they are read without other texts; else empty.
+        folder: the folder that they are below, if they are read without other texts; else empty. are_guessed: see
+        `_caption_field`.
         """
         options: Options = {"adapter": "texts", "path": self.path / folder}
         options |= {} if suffix == ".txt" else {"suffix": suffix}
@@ -269,7 +282,7 @@ class Folder:
         documents: list[dict[str, object]] = []
         if suffix == ".json":
             documents = [read_json(item.text) for item in sample]
-            options["caption_field"], notes = _caption_field(documents, sample[0].text)
+            options["caption_field"], notes = _caption_field(documents, sample[0].text, are_guessed)
             values = (document.get(options["caption_field"]) for document in documents)
             texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
         else:
@@ -352,21 +365,29 @@ def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
         yield "lines have one word each, as in others of its kind: with data.lines=paragraph all are one caption"
 
 
-def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str, list[str]]:
+def _caption_field(documents: list[dict[str, object]], file: Path, are_guessed: bool = True) -> tuple[str, list[str]]:
     """Return the field of documents, one per picture, that has the captions, and notes on other possible fields.
 
-    Raises AttendError if no field has captions. file: the file of the first document, or of all.
+    Raises AttendError if no field has captions. file: the file of the first document, or of all. are_guessed: whether,
+    if no field is named as captions are, one of sentences is taken.
     """
-    values = {name: [document[name] for document in documents if name in document] for name in CAPTION_NAMES}
+    names = dict.fromkeys(name for document in documents for name in document)
+    values = {name: [document[name] for document in documents if name in document] for name in names}
     texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
     likely = {name: list(filter(None, own)) for name, own in texts.items() if len(own) * 2 > len(documents)}
-    if not likely:
-        raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
+    known = {name: likely[name] for name in CAPTION_NAMES if name in likely}
+    guessed = likely if are_guessed else {}
     try:
-        field, notes = caption_column(likely, str(file), "their names", kind="field")
+        found, notes = caption_column(known or guessed, str(file), "their names", kind="field")
     except AttendError as error:
-        return next(iter(likely)), [f"{error}: it is read all the same: for another, set data.caption_field"]
-    return columns_of(field)[0], notes
+        if known:
+            return next(iter(known)), [f"{error}: it is read all the same: for another, set data.caption_field"]
+        found, notes = "", []
+    field = columns_of(found)[0]
+    items = list(texts_in(likely.get(field, []), None))
+    if not known and (not items or sum(map(word_count, items)) < FEWEST_WORDS * len(items)):
+        raise AttendError(f"{file}: no field of captions; there are: {', '.join(names)}: name theirs `caption`")
+    return field, notes
 
 
 def _other_fields(documents: list[dict[str, object]], file: Path, has_split: bool) -> tuple[str | None, list[str]]:

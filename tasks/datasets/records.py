@@ -158,8 +158,8 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                     continue
                 if len(unnamed) > 1 and any(values[at].strip() for at in unnamed):
                     raise AttendError(
-                        f"{path}: {len(unnamed)} of the {len(header)} columns of the first line have no name: if lines "
-                        "before the columns' names are a title, remove them"
+                        f"{path}: {len(unnamed)} of the {len(header)} columns of the first line have no name: name "
+                        "them, or if lines before the columns' names are a title, remove these"
                     )
                 yield f"{path}:{start}", dict(zip(header, values, strict=True))
         except csv.Error as error:

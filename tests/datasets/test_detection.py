@@ -1074,6 +1074,20 @@ def test_fields_that_are_not_used_are_noted_in_every_form(tmp_path: Path, form: 
     assert options.get("split_field") == "split" if form == "tar" else message in notes
 
 
+def test_a_field_of_captions_next_to_each_picture_may_have_any_name(tmp_path: Path) -> None:
+    for at, name in enumerate(pictures(tmp_path)):
+        fields = {"model": "sd v1.5", "file": name, "tags": ["sea", "sky", "sun"], "prompt": caption(at)}
+        (tmp_path / name).with_suffix(".json").write_text(json.dumps(fields))
+    assert texts(read(tmp_path)) == ALL
+    (tmp_path / "000.txt").write_text("a text next to a picture is preferred")
+    assert texts(read(tmp_path)) == {"a text next to a picture is preferred"}
+    (tmp_path / "000.txt").unlink()
+    for path in tmp_path.glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "prompt": None}))
+    with pytest.raises(AttendError, match="no field of captions; there are: model, file, tags, prompt: name theirs"):
+        detect(tmp_path)
+
+
 def test_a_field_of_file_names_is_no_caption_where_another_has_sentences(tmp_path: Path) -> None:
     fields = [{"caption": f"IMG {at}.png", "description": caption(at)} for at in range(24)]
     files = {f"{at:03d}.json": json.dumps(own).encode() for at, own in enumerate(fields)}
