@@ -381,4 +381,5 @@ def _caption_notes(survey: Survey) -> Iterator[str]:
     tags = markup(text for row in survey.rows for text in row.captions)
     if tags:
         shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))
-        yield f"markup in captions, which a model learns to say: {shown}: remove it"
+        pieces = counted(tags.total(), "piece")
+        yield f"{pieces} of markup in captions, which a model learns to say, such as {shown}: remove them"

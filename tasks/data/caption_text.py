@@ -16,7 +16,8 @@ KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word unchanged
 # Symbols, and punctuation that does not occur in sentences.
 _SYMBOL = regex.compile(r"[\p{S}\\_#@]")
 _MARKUP = regex.compile(
-    r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|\A(?:nan|none|null|n/a)\Z", regex.IGNORECASE
+    r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|\A(?:nan|none|null|#?n/?a|#[a-z]+[!?]|tbd|todo)\Z",
+    regex.IGNORECASE,
 )
 _KNOWN_TAG = "<UNK>"
 # A whole text that is a list, a tuple or an object, in JSON or Python syntax.
@@ -37,7 +38,7 @@ def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
 
 
 def markup(texts: Iterable[str]) -> Counter[str]:
-    """Count the parts of captions that are not language, such as `<br>`, `&amp;`, `startseq` or a caption `nan`."""
+    """Count the parts of captions that are not language, such as `<br>`, `&amp;`, `startseq`, or a caption `#N/A`."""
     return Counter(part for text in texts for part in _MARKUP.findall(text.strip()) if part != _KNOWN_TAG)
 
 

@@ -334,8 +334,10 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
         )
     if errors:
         unpacked = [file for file in _files(path) if file.suffix.lower() in _CONVERT]
-        hint = f"; {unpacked[0].name} is not read: {_how_to_convert(unpacked[0])}" if unpacked else ""
-        return AttendError(next(iter(errors.values())) + hint)
+        error = next(iter(errors.values()))
+        hint = ": add a column of captions" if NO_TEXTS in error else ""
+        hint = f"; {unpacked[0].name} is not read: {_how_to_convert(unpacked[0])}" if unpacked else hint
+        return AttendError(error + hint)
     return AttendError(f"{path}: {_what_is_there(folder)}")
 
 

@@ -264,8 +264,8 @@ def _image_column(
         )
     if not matches:
         raise AttendError(
-            f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
-            f"row: {_row(first)}: {_remedy(finder)}"
+            f"{file}: none of its columns ({shortened(', '.join(map(str, values)), 200)}) names pictures in "
+            f"{finder.folder}; its first row: {shortened(_row(first), 400)}: {_remedy(finder)}"
         )
     most = max(len(matched.found) + len(matched.unclear) for matched in matches.values())
     likeness = {name: _likeness(name, matched, most, is_named) for name, matched in matches.items()}

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.common.errors import AttendError
+from tasks.data.caption_text import markup
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
@@ -397,6 +398,12 @@ def test_odd_texts_are_read_as_they_are_and_noted(tmp_path: Path, change: Callab
     table(tmp_path / "captions.csv", ["image", "caption"], *map(list, zip(names, given, strict=True)))
     (note,) = detect(tmp_path).notes
     assert re.search(said, note) and texts(read(tmp_path)) == set(given)
+
+
+def test_a_caption_that_stands_for_none_is_noted() -> None:
+    """As pandas, Excel and people write it."""
+    none = ["nan", "N/A", "#N/A", "NA", "null", "TODO", "tbd", "#REF!"]
+    assert list(markup([*none, "my nan sits here, n/a", "todo list", "a pan"])) == none
 
 
 def test_files_that_were_set_aside_are_noted(tmp_path: Path) -> None:
