@@ -281,8 +281,14 @@ def texts_in(cells: list[Any], lists: str | None) -> Iterator[str]:
 
 
 def is_split(name: str, values: list[Any]) -> bool:
-    """Return whether all values of a column are names of splits; a single value may be a class, such as `train`."""
+    """Return whether all values of a column are names of splits; a single value may be a class, such as `train`.
+
+    In a column that is named as one of splits, nearly all suffice: the other rows are at fault.
+    """
     is_named = not {*SPLIT_COLUMNS, *SPLIT_NAMES}.isdisjoint(re.findall("[a-z]+", str(name).lower()))
+    splits = [value for value in values if _are_splits([value])]
+    if str(name).strip().lower() in SPLIT_COLUMNS and len(splits) >= _NEARLY_ALL * len(values) and len(set(splits)) > 1:
+        return True
     return _are_splits(values) and (is_named or len(set(values)) > 1)
 
 

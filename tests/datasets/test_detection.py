@@ -868,6 +868,26 @@ def test_a_column_of_yes_and_no_that_looks_like_a_split_is_noted(tmp_path: Path,
     assert f"its column {column} looks like a split and is not used" in detect(tmp_path).notes[0]
 
 
+@pytest.mark.parametrize("form", ["csv", "tar"])
+def test_some_values_that_are_no_splits_are_faults_of_their_rows(tmp_path: Path, form: str) -> None:
+    splits = [("train", "val", "test", "train")[at % 4] for at in range(24)]
+    splits[5:7] = "tets", "excluded"
+    names = pictures(tmp_path)
+    rows: list[list[Any]] = [
+        [name, split, caption(at)] for at, (name, split) in enumerate(zip(names, splits, strict=True))
+    ]
+    if form == "csv":
+        table(tmp_path / "captions.csv", ["image", "split", "caption"], *rows)
+    for name, split, text in rows if form == "tar" else []:
+        own = {name: name.encode(), f"{name[:-4]}.json": json.dumps({"split": split, "caption": text}).encode()}
+        tar_of(tmp_path / f"{name[:-4]}.tar", own)
+    detection = detect(tmp_path)
+    faults = Faults(gather=True)
+    found = list(ADAPTERS[detection.options["adapter"]].model_validate(detection.options).rows(tmp_path / "o", faults))
+    assert [len(found), len(faults.found), *detection.notes] == [22, 2] and "'tets' is none of" in faults.found[0]
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [12, 5, 5]
+
+
 def test_a_column_split_whose_values_are_no_splits_is_not_read(tmp_path: Path) -> None:
     rows = [[name, at % 3, caption(at)] for at, name in enumerate(pictures(tmp_path))]
     table(tmp_path / "captions.csv", ["image", "split", "caption"], *rows)
