@@ -141,7 +141,10 @@ def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) ->
     close = [group[0] for group in groups[1:] if score(group) > _CLOSE * score(parts) and group[0] not in copies]
     if close:
         shown = "; ".join(f"{item.file.relative_to(folder.path)} ({item})" for item in (parts[0], *close))
-        raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
+        raise AttendError(
+            f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE, or all "
+            "in data.sources (docs/data-formats.md)"
+        )
     ordered = sorted(parts, key=lambda part: part.file)
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
     reasons = errors | {file: str(item) for item in rest for file in item.read}

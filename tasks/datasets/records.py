@@ -152,7 +152,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                     faults.add(
                         AttendError(
                             f"{path}:{start}: has {len(values)} fields, {namer} {len(header)} "
-                            f"({', '.join(header)}): quote a field that holds {delimiter!r}"
+                            f"({', '.join(header)}): quote a field that holds {delimiter!r}, or name all"
                         )
                     )
                     continue

@@ -118,7 +118,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if split is None:
         found_splits, more_notes = _splits_of(matched, names, file)
         settings |= found_splits
-        notes += more_notes
+        notes += [note for note in more_notes if not any("looks like a split and is not used" in own for own in notes)]
     lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
     if lists not in (None, "json", "||"):
@@ -230,7 +230,10 @@ def _read_columns(
 def _remedy(finder: PictureFinder) -> str:
     """Return what to do about a table that names no picture of a folder."""
     if finder.names:
-        return f"pictures there have names such as {min(finder.names)}: correct the names, or the table's delimiter"
+        return (
+            f"pictures there have names such as {min(finder.names)}: correct the names or the table's delimiter, or "
+            "remove lines before the columns' names"
+        )
     return "put the pictures there, or run `attend init` on the folder that holds both"
 
 
