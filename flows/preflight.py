@@ -298,7 +298,7 @@ def _lost_text(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
             f"symbols: {_most(lost)}: captions.tokeniser={KEEPS_ALL} keeps them"
         )
     if tags:
-        yield f"{counted(tags.total(), 'piece')} of markup in captions: {_most(tags)}: remove them"
+        yield f"{counted(tags.total(), 'part')} of captions that are not language: {_most(tags)}: remove them"
     yield from several_in_one(survey.rows)
 
 

@@ -381,5 +381,5 @@ def _caption_notes(survey: Survey) -> Iterator[str]:
     tags = markup(text for row in survey.rows for text in row.captions)
     if tags:
         shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))
-        pieces = counted(tags.total(), "piece")
-        yield f"{pieces} of markup in captions, which a model learns to say, such as {shown}: remove them"
+        parts = counted(tags.total(), "part")
+        yield f"{parts} of captions that are not language, which a model learns to say, such as {shown}: remove them"

@@ -212,7 +212,7 @@ def parse_split(value: str, where: str) -> str:
     """Return `train`, `dev` or `test` for any of their usual names; raise AttendError for other values."""
     split = folder_split([value])
     if split is None:
-        raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}")
+        raise AttendError(f"{where}: split: {value!r} is none of train, dev and test, or of their other usual names")
     return split
 
 

@@ -19,13 +19,19 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from tasks.common.errors import AttendError, reason_of
-from tasks.datasets.base import SPLIT_NAMES, needs_text, numbered_lines
+from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, needs_text, numbered_lines
 from tasks.datasets.documents import json_text, parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 ASKED = "first question"  # the column that is added to records of conversations
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
+AFTER_NAME = "name"  # a delimiter: the end of a picture's name at the beginning of a line
+# Its sign is a blank, or a colon or dash and a blank.
+_ENDINGS = "|".join(map(re.escape, PICTURE_SUFFIXES))
+_NAME_AND_SIGN = re.compile(
+    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\u2013\u2014-])?[ \u00a0]+(?=[^\s,;|])", re.IGNORECASE
+)
 Lists = Annotated[
     str | None,
     Field(
@@ -39,6 +45,12 @@ Lists = Annotated[
 def usual_delimiter(path: Path) -> str:
     """Return the default delimiter of a table of text: a tab in .tsv, else a comma."""
     return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
+def after_name(line: str) -> str | None:
+    """Return a line with a tab after the picture's name that it begins with; None if it begins with none."""
+    found = _NAME_AND_SIGN.match(line)
+    return None if found is None else f"{found[1]}\t{line[found.end() :].replace(chr(9), ' ')}"
 
 
 def records_of(path: Path, form: TextForm, faults: Faults) -> Iterable[Record]:
@@ -130,8 +142,14 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
     # A byte order mark is not part of the first column's name.
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
     with path.open(encoding=encoding, newline="") as file:
+        lines: Iterable[str] = file
+        has_quotes = form.quotes and delimiter != AFTER_NAME
+        advice = f"quote a field that holds {delimiter!r}, or name all"
+        if delimiter == AFTER_NAME:
+            lines, delimiter = (after_name(line) or line for line in file), "\t"
+            advice = "write a picture's name, a blank and its caption"
         reader = csv.reader(
-            file, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+            lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
         )
         try:
             header = next(reader, None) if columns is None else list(columns)
@@ -152,7 +170,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                     faults.add(
                         AttendError(
                             f"{path}:{start}: has {len(values)} fields, {namer} {len(header)} "
-                            f"({', '.join(header)}): quote a field that holds {delimiter!r}, or name all"
+                            f"({', '.join(header)}): {advice}"
                         )
                     )
                     continue

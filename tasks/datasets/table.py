@@ -26,6 +26,7 @@ from tasks.datasets.base import (
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.records import (
+    AFTER_NAME,
     ASKED,
     DELIMITERS,
     Lists,
@@ -74,7 +75,9 @@ class RecordOptions(NamedOptions):
         "split", description="column of the split; if no row has it, or if null, attend assigns the splits"
     )
     delimiter: str | None = Field(
-        None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
+        None,
+        description="character between the columns, or `tab`; default: a tab in .tsv, else a comma; `name` for lines "
+        "that begin with a picture's file name, then a blank, colon or dash, and the caption",
     )
     columns: tuple[str, ...] | None = Field(
         None, description="names of the columns of a text table without a header line, such as [image, caption]"
@@ -89,8 +92,8 @@ class RecordOptions(NamedOptions):
     @classmethod
     def _check_delimiter(cls, delimiter: str | None) -> str | None:
         delimiter = "\t" if delimiter == "tab" else delimiter
-        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-            raise ValueError("is not one character, such as ;, or tab")
+        if delimiter not in (None, AFTER_NAME) and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise ValueError("is not one character, such as ;, nor tab or name")
         return delimiter
 
     _check_encoding = field_validator("encoding")(known_encoding)

@@ -14,7 +14,7 @@ import regex
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import unicode_of
-from tasks.datasets.records import DELIMITERS, usual_delimiter
+from tasks.datasets.records import AFTER_NAME, DELIMITERS, after_name, usual_delimiter
 
 _START = 1 << 20  # bytes of a table that are examined
 _NEARLY_ALL = 0.9
@@ -53,9 +53,12 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
     signs = [sign for sign, value in regular.items() if value >= best - _ABOUT] if best else [usual]
     form: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     forms = [form if sign == usual else {**form, "delimiter": DELIMITERS[sign]} for sign in signs]
-    return [
+    forms = [
         own if _has_quotes(text, sign) else {**own, "quotes": False} for own, sign in zip(forms, signs, strict=True)
     ]
+    lines = [line for line in text.splitlines() if line.strip()]
+    named = sum(after_name(line) is not None for line in lines) >= _NEARLY_ALL * len(lines)
+    return [{**form, "delimiter": AFTER_NAME}, *forms] if named else forms
 
 
 def _has_quotes(text: str, delimiter: str) -> bool:

@@ -937,6 +937,19 @@ def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: P
     assert texts(read(tmp_path)) == {said.get(at, caption(at)) for at in range(24)}
 
 
+@pytest.mark.parametrize("sign", [": ", " ", " - ", " \u2014 ", "#0 "])
+def test_lines_of_a_name_and_a_caption_are_read(tmp_path: Path, sign: str) -> None:
+    names = pictures(tmp_path, name="photo {:03d}.png")
+    lines = [f"{name}{sign}{caption(at)}" for at, name in enumerate(names)]
+    (tmp_path / "captions.txt").write_text("\n".join([*lines, "", f"{names[0]}{sign}two of them"]))
+    rows = read(tmp_path)
+    assert [row.captions for row in rows] == [(caption(0), "two of them"), *((caption(at),) for at in range(1, 24))]
+    (tmp_path / "captions.txt").write_text("\n".join([*lines[:-1], names[-1]]))
+    faults, options = Faults(gather=True), detect(tmp_path).options
+    assert len(list(ADAPTERS["table"].model_validate(options).rows(Path(), faults))) == 23
+    assert "captions.txt:24: has 1 field" in faults.found[0] and "a blank and its caption" in faults.found[0]
+
+
 def test_classes_are_no_captions(tmp_path: Path) -> None:
     """As of X-rays: a table of projections names the pictures, and the reports name only the patients."""
     names = pictures(tmp_path / "images", name="{:03d}_view.png")
