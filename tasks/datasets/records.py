@@ -30,7 +30,7 @@ AFTER_NAME = "name"  # a delimiter: the end of a picture's name at the beginning
 # Its sign is a blank, or a colon or dash and a blank.
 _ENDINGS = "|".join(map(re.escape, PICTURE_SUFFIXES))
 _NAME_AND_SIGN = re.compile(
-    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\u2013\u2014-])?[ \u00a0]+(?=[^\s,;|])", re.IGNORECASE
+    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\u2013\u2014-])?[ \u00a0]+(?![\s,;|]|\S+(?:{_ENDINGS}))", re.IGNORECASE
 )
 Lists = Annotated[
     str | None,
