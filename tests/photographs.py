@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tarfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,14 @@ def picture(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng([number, *path.name.encode()]).integers(0, 256, (24, 24, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
+
+
+def tar_of(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
 
 
 def flickr8k(folder: Path, splits: bool = True) -> Path:

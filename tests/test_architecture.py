@@ -82,6 +82,11 @@ def test_models_need_torch_alone() -> None:
             assert tops <= known | sys.stdlib_module_names, module
 
 
+def test_no_test_file_imports_another() -> None:
+    importing = re.compile(r"^\s*(?:from|import) tests\.(?:\w+\.)*test_", re.MULTILINE)
+    assert [path for path in (HERE / "tests").rglob("*.py") if importing.search(path.read_text())] == []
+
+
 def test_every_folder_is_in_the_order() -> None:
     folders = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in FILES.items()}
     assert folders == {folder.replace("/", ".") for folder in FOLDERS}

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
 from tasks.datasets.faults import Faults
 from tasks.datasets.records import listed_texts
-from tests.photographs import flickr8k, tabled
+from tests.photographs import flickr8k, tabled, tar_of
 from tests.support import artifacts, run_stage, small
 
 
@@ -178,14 +177,6 @@ def test_metadata_jsonl(tmp_path: Path) -> None:
         ("x.png", ("one",), None),
         ("y.png", ("two", "three"), "test"),
     ]
-
-
-def tar_of(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def encoded(shade: int) -> bytes:

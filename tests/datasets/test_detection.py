@@ -21,8 +21,7 @@ from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
 from tasks.datasets.odd_texts import odd_texts
 from tests.cli import Capture, attend, refused
-from tests.datasets.test_datasets import tar_of
-from tests.photographs import picture
+from tests.photographs import picture, tar_of
 
 COLOURS, THINGS = ("red", "green", "blue", "grey"), ("ring", "star", "cross", "square", "circle")
 
