@@ -24,6 +24,7 @@ from tasks.datasets.caption_columns import (
     CAPTION_NAMES,
     FEWEST_WORDS,
     caption_column,
+    is_numbers,
     is_split,
     lists_of,
     texts_in,
@@ -46,7 +47,6 @@ from tasks.datasets.webdataset import TEXTS, json_fields, picture_suffixes, samp
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not searched for captions
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
-_FEW_LETTERS = 0.3  # share of a line's characters
 _SEVERAL = 5  # the fewest texts that may be generalised from
 _SHOWN = 5  # folders named in a note
 _WORDS = 8  # of a text: further words do not make it likelier to be a caption
@@ -296,7 +296,7 @@ class Folder:
             )
         if not texts:
             raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
-        if sum(map(_is_numbers, texts)) > _NEARLY_ALL * len(texts):
+        if sum(map(is_numbers, texts)) > _NEARLY_ALL * len(texts):
             raise AttendError(f"{items[0].text}: holds numbers, not captions, as others of its kind do")
         splits = Counter(path_splits([item.name.split("/")[:-1] for item in items]))
         notes += [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
@@ -345,18 +345,12 @@ def _first_that_reads(
     raise first
 
 
-def _is_numbers(line: str) -> bool:
-    """Return whether a line consists of numbers, like object labels, and not of words."""
-    signs = [sign for sign in line if not sign.isspace()]
-    return sum(map(str.isalpha, signs)) < _FEW_LETTERS * len(signs)
-
-
 def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
     """Yield a note on each odd property of the lines of texts. texts: the number of texts."""
     line, times = Counter(lines).most_common(1)[0]
     if texts >= _SEVERAL and times > _HALF * texts:
         yield f"the line {shortened(line, 60)!r} is in {times} of {texts} texts, and read as a caption of each"
-    numbers = [line for line in lines if _is_numbers(line)]
+    numbers = [line for line in lines if is_numbers(line)]
     if len(numbers) > _SOME * len(lines):
         shown = shortened(numbers[0], 60)
         yield f"{len(numbers)} of {len(lines)} lines have no words, such as {shown!r}: they are read as captions"

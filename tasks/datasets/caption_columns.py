@@ -28,6 +28,7 @@ NO_TEXTS = "no column of texts"  # in the message about a table that only names 
 _NEARLY_ALL = 0.9
 _SEVERAL = 5  # the fewest texts that may be generalised from
 _SOME, _HALF = 0.2, 0.5
+_FEW_LETTERS = 0.3  # share of the characters of a text of numbers
 _FEW_WORDS = 1.5  # mean number of words below which texts are classes
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
 # Words in the names of columns that mark good or bad rows, and the values of such columns.
@@ -236,7 +237,14 @@ def _are_marks(values: list[Any]) -> bool:
     texts = [str(text).strip() for text in values]
     if sum(_FILE.search(text) is not None for text in texts) >= _NEARLY_ALL * len(texts):
         return True
-    return _are_single(texts) and all(map(_SIGNS.search, texts[:_SEVERAL]))
+    are_numbers = sum(map(is_numbers, texts)) >= _NEARLY_ALL * len(texts)
+    return are_numbers or (_are_single(texts) and all(map(_SIGNS.search, texts[:_SEVERAL])))
+
+
+def is_numbers(text: str) -> bool:
+    """Return whether a text consists of numbers, like labels of objects or a time, and not of words."""
+    signs = [sign for sign in text if not sign.isspace()]
+    return sum(map(str.isalpha, signs)) < _FEW_LETTERS * len(signs)
 
 
 def _are_single(texts: list[str]) -> bool:

@@ -655,9 +655,12 @@ def test_a_column_that_counts_rows_is_noted_where_it_names_pictures(tmp_path: Pa
     assert "its column  counts rows, and is read as the numbers of pictures: 0 is 0.png" in note
 
 
-@pytest.mark.parametrize("text", ["2024-03-01T08:00", "Creative Commons BY-SA 4.0", "texts/my text 1.txt"])
+@pytest.mark.parametrize(
+    "text", ["2024-03-01T08:00", "3/5/2023 10:{} AM", "Creative Commons BY-SA 4.0", "texts/my text 1.txt"]
+)
 def test_dates_file_names_and_texts_that_are_all_the_same_are_no_captions(tmp_path: Path, text: str) -> None:
-    table(tmp_path / "log.csv", ["image", "text"], *([name, text] for name in pictures(tmp_path)))
+    rows = [[name, text.format(at + 10)] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "log.csv", ["image", "text"], *rows)
     with pytest.raises(AttendError, match="no column of texts that could be captions; of text, the likeliest, one is"):
         detect(tmp_path)
 
