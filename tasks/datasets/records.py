@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from tasks.common.errors import AttendError, reason_of
+from tasks.common.wording import counted
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, needs_text, numbered_lines
 from tasks.datasets.documents import json_text, parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
@@ -27,10 +28,12 @@ Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 ASKED = "first question"  # the column that is added to records of conversations
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
 AFTER_NAME = "name"  # a delimiter: the end of a picture's name at the beginning of a line
-# Its sign is a blank, or a colon or dash and a blank.
+# Its sign is a blank, a colon, or a dash, an equals sign or an arrow and a blank.
 _ENDINGS = "|".join(map(re.escape, PICTURE_SUFFIXES))
 _NAME_AND_SIGN = re.compile(
-    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\u2013\u2014-])?[ \u00a0]+(?![\s,;|]|\S+(?:{_ENDINGS}))", re.IGNORECASE
+    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\uff1a] *| *[=\u2013\u2014-]>? +|[ \u00a0]+)"
+    rf"(?![\s,;|]|\S+(?:{_ENDINGS}))",
+    re.IGNORECASE,
 )
 Lists = Annotated[
     str | None,
@@ -144,7 +147,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
     with path.open(encoding=encoding, newline="") as file:
         lines: Iterable[str] = file
         has_quotes = form.quotes and delimiter != AFTER_NAME
-        advice = f"quote a field that holds {delimiter!r}, or name all"
+        advice = f"quote a field that holds {delimiter!r}, or name all columns"
         if delimiter == AFTER_NAME:
             lines, delimiter = (after_name(line) or line for line in file), "\t"
             advice = "write a picture's name, a blank and its caption"
@@ -169,7 +172,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                 if len(values) != len(header):
                     faults.add(
                         AttendError(
-                            f"{path}:{start}: has {len(values)} fields, {namer} {len(header)} "
+                            f"{path}:{start}: has {counted(len(values), 'field')}, {namer} {len(header)} "
                             f"({', '.join(header)}): {advice}"
                         )
                     )

@@ -293,8 +293,9 @@ def _are_numbers(matched: Matches) -> bool:
 
 def _are_several(value: object) -> bool:
     """Return whether a cell has the names or addresses of several pictures."""
-    parts = value if isinstance(value, list) else re.split(r"[,;|]\s*|\s+(?=https?:)", str(value))
-    return len(parts) > 1 and all(str(part).lower().endswith(PICTURE_SUFFIXES) for part in parts)
+    parts = value if isinstance(value, list) else re.split(r"[,;|]|\s(?=https?:)", str(value))
+    names = [text for part in parts if (text := str(part).strip())]
+    return len(names) > 1 and all(name.lower().endswith(PICTURE_SUFFIXES) for name in names)
 
 
 def _are_files(values: list[Any]) -> bool:

@@ -58,7 +58,8 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
     ]
     lines = [line for line in text.splitlines() if line.strip()]
     named = sum(after_name(line) is not None for line in lines) >= _NEARLY_ALL * len(lines)
-    return [{**form, "delimiter": AFTER_NAME}, *forms] if named else forms
+    # Last: names in a table with another delimiter may have a blank after them too.
+    return [*forms, {**form, "delimiter": AFTER_NAME, "columns": ("image", "caption")}] if named else forms
 
 
 def _has_quotes(text: str, delimiter: str) -> bool:
