@@ -12,7 +12,6 @@ import reprlib
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -220,10 +219,10 @@ def _json_records(path: Path) -> Iterator[Record]:
     document = parse_json_or_lines(path)
     if isinstance(document, dict) and document and all(map(_is_part, document.keys(), document.values())):
         for split, part in document.items():
-            for where, record in _document_records(part or [], f"{path}: {split}", path):
+            for where, record in _document_records(part or [], path, split):
                 yield where, {**record, "split": split}
     else:
-        yield from _document_records(document, f"{path}: ", path)
+        yield from _document_records(document, path)
 
 
 def _is_part(name: str, value: object) -> bool:
@@ -231,30 +230,32 @@ def _is_part(name: str, value: object) -> bool:
     return name.lower() in SPLIT_NAMES and isinstance(value, list | dict) and not is_text
 
 
-def _document_records(document: Any, where: str, path: Path) -> Iterator[Record]:
-    """Yield the records of a JSON document, or of a split in it. where: the file and the split."""
+def _document_records(document: Any, path: Path, split: str | None = None) -> Iterator[Record]:
+    """Yield the records of a JSON document, or of a split in it."""
+    where = f"{path}:" if split is None else f"{path}: {split}"
     values = list(document.values()) if isinstance(document, dict) else []
     if values and all(map(_are_captions, values)):
-        _refuse_repeated(path)
+        _refuse_repeated(path, split)
         for name, texts in document.items():
             yield f"{where} {name}", {"image": name, "caption": texts}
     elif values and all(isinstance(value, dict) for value in values):
-        _refuse_repeated(path)
+        _refuse_repeated(path, split)
         for name, record in document.items():
             yield f"{where} {name}", {"image": name, **record}
     else:
         lists = [value for value in values if isinstance(value, list) and value]
         document = lists[0] if len(lists) == 1 else document
         for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
-            yield f"{where}[{number}]", _with_answer(record)
+            yield f"{where} [{number}]", _with_answer(record)
 
 
-def _refuse_repeated(path: Path) -> None:
-    """Raise AttendError if an object in a JSON file has a name twice, because Python's reader keeps only the last."""
-    json.loads(json_text(path), object_pairs_hook=partial(_check_repeated, path))
+def _refuse_repeated(path: Path, split: str | None) -> None:
+    """Raise AttendError if the object in a JSON file has a name twice, because Python's reader keeps only the last.
 
-
-def _check_repeated(path: Path, pairs: list[tuple[str, Any]]) -> None:
+    split: the name of the object in it that is meant; None for the whole.
+    """
+    pairs = json.loads(json_text(path), object_pairs_hook=list)
+    pairs = pairs if split is None else dict(pairs)[split]
     twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if twice:
         raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")

@@ -227,13 +227,12 @@ def _read_columns(
     return _FoundColumns(image, caption, split, [*notes, *more_notes], names, matched)
 
 
-def _remedy(finder: PictureFinder) -> str:
+def _remedy(file: Path, finder: PictureFinder) -> str:
     """Return what to do about a table that names no picture of a folder."""
     if finder.names:
-        return (
-            f"pictures there have names such as {min(finder.names)}: correct the names or the table's delimiter, or "
-            "remove lines before the columns' names"
-        )
+        is_text = file.suffix.lower() in (".csv", ".tsv", ".txt")
+        also = " or the table's delimiter, or remove lines before the columns' names" if is_text else ""
+        return f"pictures there have names such as {min(finder.names)}: correct the names{also}"
     return "put the pictures there, or run `attend init` on the folder that holds both"
 
 
@@ -268,7 +267,7 @@ def _image_column(
     if not matches:
         raise AttendError(
             f"{file}: none of its columns ({shortened(', '.join(map(str, values)), 200)}) names pictures in "
-            f"{finder.folder}; its first row: {shortened(_row(first), 400)}: {_remedy(finder)}"
+            f"{finder.folder}; its first row: {shortened(_row(first), 400)}: {_remedy(file, finder)}"
         )
     most = max(len(matched.found) + len(matched.unclear) for matched in matches.values())
     likeness = {name: _likeness(name, matched, most, is_named) for name, matched in matches.items()}

@@ -1067,7 +1067,35 @@ def test_a_name_that_a_json_object_has_twice_is_refused(tmp_path: Path, write: C
     names = pictures(tmp_path)
     pairs = [f"{json.dumps(name)}: {json.dumps(write(caption(at)))}" for at, name in enumerate([*names, names[3]])]
     (tmp_path / "captions.json").write_text(f"{{{', '.join(pairs)}}}")
-    with pytest.raises(AttendError, match=r"captions\.json: '003\.png' is there more than once: write its captions as"):
+    said = r"captions\.json: '003\.png' is there more than once: write its captions as"
+    with pytest.raises(AttendError, match=said):
+        detect(tmp_path)
+    (tmp_path / "captions.json").write_text(f'{{"test": [], "train": {{{", ".join(pairs)}}}}}')
+    with pytest.raises(AttendError, match=said):
+        detect(tmp_path)
+
+
+def test_a_field_that_a_record_has_twice_does_not_matter(tmp_path: Path) -> None:
+    said = {name: caption(at) for at, name in enumerate(pictures(tmp_path))}
+    pairs = [f'"{name}": {{"id": 1, "id": 1, "caption": "{text}"}}' for name, text in said.items()]
+    (tmp_path / "captions.json").write_text(f"{{{', '.join(pairs)}}}")
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_a_fault_in_json_names_file_and_picture(tmp_path: Path) -> None:
+    said = {name: caption(at) if at else "" for at, name in enumerate(pictures(tmp_path))}
+    (tmp_path / "captions.json").write_text(json.dumps(said))
+    options, faults = detect(tmp_path).options, Faults(gather=True)
+    list(ADAPTERS["table"].model_validate(options).rows(Path(), faults))
+    assert faults.found == [f"{tmp_path}/captions.json: 000.png: caption: is empty; a text is needed"]
+
+
+def test_json_without_its_pictures_has_no_delimiter(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    (tmp_path / "captions.json").write_text(
+        json.dumps([{"image": "a.png", "caption": caption(at)} for at in range(24)])
+    )
+    with pytest.raises(AttendError, match=r"names such as 000\.png: correct the names$"):
         detect(tmp_path)
 
 
