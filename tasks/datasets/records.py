@@ -159,8 +159,9 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                 header = next(reader, None)  # Excel's line that names the delimiter
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
-            _check_names(path, [name for name in header if name])
-            unnamed = [at for at, name in enumerate(header) if not name]  # blank in all rows, as programs export them
+            _check_names(path, [name for name in header if name.strip()])
+            # Those without a name are blank in all rows, as programs export them.
+            unnamed = [at for at, name in enumerate(header) if not name.strip()]
             while True:
                 start = reader.line_num + 1
                 values = next(reader, None)

@@ -799,10 +799,11 @@ def test_a_title_above_the_columns_names_is_explained(tmp_path: Path) -> None:
         detect(tmp_path)
 
 
-def test_columns_and_rows_that_are_blank_are_no_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blank", ["", " "])
+def test_columns_and_rows_that_are_blank_are_no_data(tmp_path: Path, blank: str) -> None:
     names = pictures(tmp_path)
     rows = [[name, caption(at), "", ""] for at, name in enumerate(names)]
-    table(tmp_path / "captions.csv", ["image", "caption", "", ""], *rows, ["", "", "", " "])
+    table(tmp_path / "captions.csv", ["image", "caption", blank, blank], *rows, ["", "", "", " "])
     options = detect(tmp_path).options
     faults = Faults(gather=True)
     assert texts(list(ADAPTERS["table"].model_validate(options).rows(Path(), faults))) == ALL and not faults.found
