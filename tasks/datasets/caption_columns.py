@@ -237,8 +237,10 @@ def _are_marks(values: list[Any]) -> bool:
     texts = [str(text).strip() for text in values]
     if sum(_FILE.search(text) is not None for text in texts) >= _NEARLY_ALL * len(texts):
         return True
-    are_numbers = sum(map(is_numbers, texts)) >= _NEARLY_ALL * len(texts)
-    return are_numbers or (_are_single(texts) and all(map(_SIGNS.search, texts[:_SEVERAL])))
+    numbers = [text for text in texts if is_numbers(text) and any(map(str.isdigit, text))]  # `[]` and `...` are none
+    return len(numbers) >= _NEARLY_ALL * len(texts) or (
+        _are_single(texts) and all(map(_SIGNS.search, texts[:_SEVERAL]))
+    )
 
 
 def is_numbers(text: str) -> bool:

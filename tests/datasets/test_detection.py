@@ -689,6 +689,15 @@ def test_captions_with_numbers_and_without_spaces_are_no_dates(tmp_path: Path, t
     assert not detect(tmp_path).notes
 
 
+@pytest.mark.parametrize("none", [[], "\u2026"])
+def test_captions_that_are_still_to_be_written_are_no_numbers(tmp_path: Path, none: Any) -> None:
+    records = [
+        {"image": name, "caption": none if at > 1 else caption(at)} for at, name in enumerate(pictures(tmp_path))
+    ]
+    (tmp_path / "captions.json").write_text(json.dumps(records))
+    assert texts(read(tmp_path)) - {none or None} == {caption(0), caption(1)}
+
+
 @pytest.mark.parametrize("folder", ["data", "metadata", "annotations/v2"])
 def test_captions_may_be_in_a_folder_without_pictures(tmp_path: Path, folder: str) -> None:
     names = pictures(tmp_path / "images")
