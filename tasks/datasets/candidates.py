@@ -381,6 +381,9 @@ def _caption_field(documents: list[dict[str, object]], file: Path, are_guessed: 
     items = list(texts_in(likely.get(field, []), None))
     if not known and (not items or sum(map(word_count, items)) < FEWEST_WORDS * len(items)):
         raise AttendError(f"{file}: no field of captions; there are: {', '.join(names)}: name theirs `caption`")
+    if not known and not notes:
+        shown = shortened(items[0], 60)
+        notes = [f"{file}: captions are read from its field {field} ({shown!r}): for another, set data.caption_field"]
     return field, notes
 
 

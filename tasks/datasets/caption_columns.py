@@ -171,7 +171,7 @@ def caption_column(
     odd = _odd_cells(values[caption])
     shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
     none = f", none from {shown}" if others else ""
-    several = f" (or several: [{caption}, {others[0]}])" if others and kind == "column" else ""
+    several = f" (or several: [{', '.join([*columns_of(chosen), others[0]])}])" if others and kind == "column" else ""
     note = (
         f"{where}: captions are read from its {kind} {', '.join(columns_of(chosen))} "
         f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_{kind}{several}"

@@ -116,9 +116,9 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     notes += [f"{file}: {note}" for note in other_folders(records, image, others, matched)]
     settings |= settings_of(kind, image, caption, split)
     if split is None:
-        found_splits, more_notes = _splits_of(matched, names, file)
+        found_splits, more_notes = _splits_of(matched, names, file, notes)
         settings |= found_splits
-        notes += [note for note in more_notes if not any("looks like a split and is not used" in own for own in notes)]
+        notes += more_notes
     lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
     if lists not in (None, "json", "||"):
@@ -339,15 +339,20 @@ def _shape(text: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", text))
 
 
-def _splits_of(matched: Matches, columns: list[str], file: Path) -> tuple[Options, list[str]]:
-    """Return the setting that reads splits from the pictures' folders, and a note on splits that are not used."""
+def _splits_of(matched: Matches, columns: list[str], file: Path, notes: list[str]) -> tuple[Options, list[str]]:
+    """Return the setting that reads splits from the pictures' folders, and a note on splits that are not used.
+
+    notes: those on the table; a column that one of them begins with is not noted again.
+    """
     splits = path_splits([path_folders(name, picture) for name, picture in matched.found.items()])
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, []
     named = [column for column in columns if str(column).lower() in SPLIT_COLUMNS]
     if named:
-        note = f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
-        return {"split_column": None} if "split" in columns else {}, [note]
+        column = f"{file}: its column {named[0]} "
+        note = f"{column}has values that are no splits (train, dev, test): it is not used"
+        is_noted = any(own.startswith(column) for own in notes)
+        return {"split_column": None} if "split" in columns else {}, [] if is_noted else [note]
     if len(set(splits)) > 1 and set(splits) - {None} != {"train"}:
         number = sum(split is not None for split in splits)
         note = (

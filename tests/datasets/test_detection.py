@@ -915,6 +915,12 @@ def test_a_column_split_whose_values_are_no_splits_is_not_read(tmp_path: Path) -
     table(tmp_path / "captions.csv", ["image", "split", "caption"], *rows)
     assert texts(read(tmp_path)) == ALL and {row.split for row in read(tmp_path)} == {None}
     assert "its column split has values that are no splits" in detect(tmp_path).notes[0]
+    table(
+        tmp_path / "captions.csv",
+        ["image", "split", "caption", "is_train"],
+        *([*row, "yes" if row is rows[0] else "no"] for row in rows),
+    )
+    assert "its column split has values that are no splits" in detect(tmp_path).notes[1]
 
 
 @pytest.mark.parametrize(
@@ -950,6 +956,9 @@ def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path) -> None:
     ]
     table(tmp_path / "captions.csv", ["image", "caption_1", "caption_2"], *rows)
     assert sorted(len(row.captions) for row in read(tmp_path)) == [1] + [2] * 23
+    header = ["image", "caption_1", "caption_2", "more"]
+    table(tmp_path / "captions.csv", header, *([*row, f"{row[1]}, and so on"] for row in rows))
+    assert "(or several: [caption_1, caption_2, more])" in detect(tmp_path).notes[0]
 
 
 def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: Path) -> None:
@@ -1177,6 +1186,13 @@ def test_a_field_of_captions_next_to_each_picture_may_have_any_name(tmp_path: Pa
         path.write_text(json.dumps({**json.loads(path.read_text()), "prompt": None}))
     with pytest.raises(AttendError, match="no field of captions; there are: model, file, tags, prompt: name theirs"):
         detect(tmp_path)
+
+
+def test_a_field_of_captions_of_another_name_is_noted(tmp_path: Path) -> None:
+    for at, name in enumerate(pictures(tmp_path)):
+        (tmp_path / name).with_suffix(".json").write_text(json.dumps({"credit": caption(at)}))
+    (note,) = detect(tmp_path).notes
+    assert f"captions are read from its field credit ('{caption(0)}'): for another, set data.caption_field" in note
 
 
 def test_a_field_of_file_names_is_no_caption_where_another_has_sentences(tmp_path: Path) -> None:
