@@ -134,7 +134,7 @@ def init(
     _print_format(options, unread, [named(note) for note in notes], shares)
     _print_contents(contents, shares, _unused(data, contents), named)
     if len(contents.rows) < _FEW and started is None:
-        _print_better_ways(with_backbone=backbone is None and preset == USUAL)
+        _print_better_ways(data, with_backbone=backbone is None and preset == USUAL)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -145,7 +145,7 @@ def init(
         _print_start(started, contents)
     elif is_downloaded(grids["weights"]) and not adapter.has_grids:
         typer.echo(
-            "  the backbone's weights are downloaded once, by the first run; without a network: attend init "
+            f"  the backbone's weights are downloaded once, by the first run; without a network: attend init {data} "
             f"{f'--backbone {backbone} ' if backbone else ''}--weights FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
@@ -338,15 +338,17 @@ def _print_contents(survey: Survey, shares: dict[str, float], without: list[str]
         typer.echo(f"  {named(line)}")
 
 
-def _print_better_ways(with_backbone: bool) -> None:
+def _print_better_ways(data: Path, with_backbone: bool) -> None:
     """Print what improves the captions of few pictures. with_backbone: including `--backbone`."""
     typer.echo(
         "  expect rough captions of so few pictures; to start from a captioner that has seen more helps most:\n"
-        "  attend init --from models:/NAME@champion, or a folder\n"
+        f"  attend init {data} --from models:/NAME@champion, or a folder\n"
         "  where there is none, `attend run base` makes one of COCO or Flickr30k, once: docs/few-photographs.md"
     )
     if with_backbone:
-        typer.echo("  a better backbone than MobileNetV2 helps next: attend init --backbone lite2 (docs/backbones.md)")
+        typer.echo(
+            f"  a better backbone than MobileNetV2 helps next: attend init {data} --backbone lite2 (docs/backbones.md)"
+        )
 
 
 def _left_out(faults: list[str]) -> Iterator[str]:

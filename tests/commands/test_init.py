@@ -502,7 +502,7 @@ def test_few_pictures_are_advised_of_a_better_backbone(
     monkeypatch.chdir(tmp_path)
     code, out, err = attend(monkeypatch, capsys, "init", "photos")
     assert code == 0, err
-    assert "attend init --from models:/NAME@champion" in out and "attend init --backbone lite2" in out
+    assert "attend init photos --from models:/NAME@champion" in out and "attend init photos --backbone lite2" in out
 
 
 def test_an_unknown_backbone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
