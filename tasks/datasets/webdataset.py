@@ -90,7 +90,8 @@ class WebDataset(UnpackedOptions):
 
 def tar_files(folder: Path) -> list[Path]:
     """Return the tar files of a folder, including compressed ones, and of folders in it that are named as splits."""
-    inner = [path for path in folder.iterdir() if path.is_dir() and folder_split([path.name]) is not None]
+    shown = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    inner = [path for path in shown if folder_split([path.name]) is not None]
     return sorted(path for parent in (folder, *inner) for path in parent.iterdir() if is_tar(path))
 
 
@@ -127,14 +128,14 @@ def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     A sample's files have the same name up to the first dot, as in WebDataset, or up to the last if keys have dots.
     """
     is_plain = path.name.lower().endswith(".tar")
-    size = path.stat().st_size
-    if is_plain:
-        with path.open("rb") as stream:
-            stream.seek(max(size - _TRAILER, 0))
-            if stream.read() != bytes(_TRAILER):  # tarfile reports no error for a file cut off between two members
-                raise AttendError(f"{path}: is not a valid tar file: it does not end like one: was it cut short?")
     key, members = "", dict[str, bytes]()
     try:
+        size = path.stat().st_size
+        if is_plain:
+            with path.open("rb") as stream:
+                stream.seek(max(size - _TRAILER, 0))
+                if stream.read() != bytes(_TRAILER):  # tarfile reports no error for a file cut off between two members
+                    raise AttendError(f"{path}: is not a valid tar file: it does not end like one: was it cut short?")
         with tarfile.open(path) as tar:
             names = [member.name for member in tar if _is_part(member)]
         has_dots = _has_dots(names)

@@ -21,6 +21,7 @@ from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
 from tasks.datasets.odd_texts import odd_texts
+from tasks.datasets.webdataset import tar_files
 from tests.cli import Capture, attend, refused
 from tests.photographs import picture, tar_of
 
@@ -1229,6 +1230,17 @@ def test_tars_may_be_in_folders_of_splits(tmp_path: Path) -> None:
         for n in "01"
     }
     assert not detect(tmp_path).notes
+
+
+def test_tars_that_are_hidden_or_no_files_hide_no_table(tmp_path: Path) -> None:
+    captions_csv(tmp_path)
+    (tmp_path / "test" / "a.tar").mkdir(parents=True)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.tar").symlink_to(tmp_path / "none")
+    (tmp_path / ".val").mkdir()
+    tar_of(tmp_path / ".val" / "a.tar", {"a.png": b"", "a.txt": b"a dog runs"})
+    assert texts(read(tmp_path)) == ALL
+    assert tar_files(tmp_path) == [tmp_path / "test" / "a.tar", tmp_path / "train" / "a.tar"]
 
 
 def test_texts_of_samples_that_are_not_read_are_noted(tmp_path: Path) -> None:
