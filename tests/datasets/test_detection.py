@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -521,12 +520,12 @@ def test_several_addresses_in_a_cell_name_no_picture(tmp_path: Path, between: st
         detect(tmp_path)
 
 
-def test_many_blanks_in_a_cell_take_no_time(tmp_path: Path) -> None:
-    rows = [[name, f"a{' ' * 50_000}b" if at == 0 else caption(at)] for at, name in enumerate(pictures(tmp_path))]
+def test_many_blanks_in_a_cell_are_read(tmp_path: Path) -> None:
+    """An expression that is quadratic in them would take minutes."""
+    long = f"a{' ' * 100_000}b"
+    rows = [[name, long if at == 0 else caption(at)] for at, name in enumerate(pictures(tmp_path))]
     table(tmp_path / "captions.csv", ["image", "caption"], *rows)
-    start = time.process_time()
-    read(tmp_path)
-    assert time.process_time() - start < 5
+    assert ALL - {caption(0)} < texts(read(tmp_path))
 
 
 @pytest.mark.parametrize("header", [[["attachments", "caption"]], []])
