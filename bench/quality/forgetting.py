@@ -11,7 +11,6 @@ pictures, which show no dog. Stages that have already run are not run again.
 
 from __future__ import annotations
 
-import random
 import re
 import tempfile
 from collections import Counter
@@ -46,28 +45,27 @@ def main() -> None:
     own = list(flickr.own(_PICTURES, 1, args.seed))
     style = Style(flickr.captions())
     rewritten = [(name, style.rewrite(text), split) for name, text, split in own]
-    tables = {
-        "started from it": own,
-        "started, with the base's pictures mixed in": own,
-        "started, captions in another style": rewritten,
-        "the same, without the base's memory": rewritten,
-    }
+    variants: list[tuple[str, list[Row], bool, list[str]]] = [  # the bool: whether the base's pictures are mixed in
+        ("started from it", own, False, []),
+        ("started, with the base's pictures mixed in", own, True, []),
+        ("started, captions in another style", rewritten, False, []),
+        ("the same, without the base's memory", rewritten, False, ["memory.joined=false"]),
+    ]
     print(
         "\n| captioner | own test pictures: CIDEr | the base's test pictures: BLEU-4 | METEOR | CIDEr"
         " | words of things that a reference has | with the prefix | without a participle | place first |"
     )
     print("| --- " * 9 + "|", flush=True)
     _print_row("the base", None, _captions(base, "models:/base@champion"), style)
-    for number, (label, rows) in enumerate(tables.items()):
+    for number, (label, rows, is_mixed, more) in enumerate(variants):
         name = f"kept-{number}-{args.seed}"
         table = flickr.write(workspace / "tables" / name, rows)
         settings = [f"machine.workspace={workspace}", "evaluation.split=test", f"name={name}", f"registry.model={name}"]
-        if "mixed" in label:
-            mixed = flickr.write(workspace / "tables" / f"{name}-base", _some(list(flickr.base()), args.seed))
+        settings += more
+        if is_mixed:
+            mixed = flickr.write(workspace / "tables" / f"{name}-base", flickr.some_of_base(2 * _PICTURES, args.seed))
             sources = [{"adapter": "table", "path": str(path), "images": str(flickr.images)} for path in (table, mixed)]
             settings.append(f"data={{adapter: sources, sources: {{own: {sources[0]}, base: {sources[1]}}}}}")
-        if "memory" in label:
-            settings.append("memory.joined=false")
         config = load(started_config(table, workspace), settings)
         run_until(config)
         ours = _captions(config, f"models:/{name}/1")
@@ -81,17 +79,6 @@ def _captions(config: Config, model: str) -> list[ScoredCaption]:
     with tempfile.TemporaryDirectory() as scratch:
         evaluate_registered(config, model, Path(scratch))
         return corpus_of(Path(scratch, "results.json"), Path(scratch, "annotations.json"))
-
-
-def _some(rows: Sequence[Row], seed: int) -> Iterable[Row]:
-    """Yield the rows of twice as many training pictures of the base as there are own pictures, one caption each."""
-    chance = random.Random(seed)
-    captions: dict[str, list[Row]] = {}
-    for row in rows:
-        if row[2] == "train":
-            captions.setdefault(row[0], []).append(row)
-    for name in chance.sample(sorted(captions), 2 * _PICTURES):
-        yield chance.choice(captions[name])
 
 
 def _print_row(label: str, own: Sequence[ScoredCaption] | None, base: Sequence[ScoredCaption], style: Style) -> None:

@@ -152,6 +152,12 @@ class Flickr:
         yield from self._rows(dev[:255], "dev")
         yield from self._rows(dev[255:], "test")
 
+    def some_of_base(self, pictures: int, seed: int) -> Iterable[Row]:
+        """Yield the rows of some training pictures without dogs, one caption each."""
+        chance = random.Random(seed)
+        for name in chance.sample(self._train[False], pictures):
+            yield name, chance.choice(self._captions[name]), "train"
+
     def own(self, pictures: int, captions: int, seed: int) -> Iterable[Row]:
         """Yield the rows of some pictures of dogs, and of all dev pictures of dogs, which are scored."""
         chance = random.Random(seed)

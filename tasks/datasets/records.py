@@ -25,6 +25,7 @@ from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 ASKED = "first question"  # the column that is added to records of conversations
+TEXT_TABLES = (".csv", ".tsv", ".txt")  # suffixes of tables of text
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
 AFTER_NAME = "name"  # a delimiter: the end of a picture's name at the beginning of a line
 # Its sign is a blank, a colon, or a dash, an equals sign or an arrow and a blank.

@@ -28,7 +28,7 @@ from tasks.datasets.caption_columns import (
 from tasks.datasets.faults import Faults
 from tasks.datasets.named_pictures import Matches, doubts, match_names, other_folders
 from tasks.datasets.picture_finder import PictureFinder, is_address
-from tasks.datasets.records import ASKED, columns_of
+from tasks.datasets.records import ASKED, TEXT_TABLES, columns_of
 from tasks.datasets.table import RecordOptions, only, usual_images
 
 Options = dict[str, Any]  # settings of `data`
@@ -230,7 +230,7 @@ def _read_columns(
 def _remedy(file: Path, finder: PictureFinder) -> str:
     """Return what to do about a table that names no picture of a folder."""
     if finder.names:
-        is_text = file.suffix.lower() in (".csv", ".tsv", ".txt")
+        is_text = file.suffix.lower() in TEXT_TABLES
         also = " or the table's delimiter, or remove lines before the columns' names" if is_text else ""
         return f"pictures there have names such as {min(finder.names)}: correct the names{also}"
     return "put the pictures there, or run `attend init` on the folder that holds both"
@@ -321,7 +321,7 @@ def _as_header(
     found: _FoundColumns, records: list[dict[str, Any]], file: Path, finder: PictureFinder
 ) -> tuple[str, ...] | None:
     """Return names for the columns of a table of text whose first line is a record; None if it is a header."""
-    if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
+    if file.suffix.lower() not in TEXT_TABLES:
         return None
     name = str(found.image)
     if name.lower() in IMAGE_NAMES and any(str(column).lower() in CAPTION_NAMES for column in found.names):

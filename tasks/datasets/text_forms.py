@@ -14,7 +14,7 @@ import regex
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import unicode_of
-from tasks.datasets.records import AFTER_NAME, DELIMITERS, after_name, usual_delimiter
+from tasks.datasets.records import AFTER_NAME, DELIMITERS, TEXT_TABLES, after_name, usual_delimiter
 
 _START = 1 << 20  # bytes of a table that are examined
 _NEARLY_ALL = 0.9
@@ -39,7 +39,7 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
 
     The likeliest comes first; the delimiters of the others split rows as regularly, as a comma in captions may.
     """
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
+    if path.suffix.lower() not in TEXT_TABLES:
         return [{}]
     with path.open("rb") as file:
         start = file.read(_START)

@@ -58,19 +58,19 @@ class WebDataset(UnpackedOptions):
         files = self.annotation_files()
         root = files[0].parent if self.path.expanduser().is_file() else self.path.expanduser()
         for path in files:
+            split = tar_split(path, root)
+            prefix = "-".join([*path.relative_to(root).parts[:-1], _stem(path)])
             for key, members in samples(path):
                 with faults.of_row():
-                    row, picture = self._row(path, root, key, members)
+                    row, picture = self._row(f"{path}: {key}", f"{prefix}-{key.replace('/', '-')}", members, split)
                     if row.name in written:  # the picture would get the captions of two samples
                         raise AttendError(f"{row.where}: {row.name} is another sample's too: rename one of them")
                     written.add(row.name)
                     (generated / row.name).write_bytes(picture)
                     yield row
 
-    def _row(self, path: Path, root: Path, key: str, members: dict[str, bytes]) -> tuple[Row, bytes]:
-        """Return a sample, and the file of its picture. root: the folder of the data set."""
-        where = f"{path}: {key}"
-        split = tar_split(path, root)
+    def _row(self, where: str, name: str, members: dict[str, bytes], split: str | None) -> tuple[Row, bytes]:
+        """Return a sample, and the file of its picture. name: of this file, without its suffix. split: of the tar."""
         pictures = picture_suffixes(members)
         if not pictures:
             raise AttendError(f"{where}: has no picture among its files ({', '.join(sorted(members))})")
@@ -84,8 +84,7 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         if self.split_field:
             split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
-        name = "-".join([*path.relative_to(root).parts[:-1], _stem(path), *key.split("/")]) + f".{pictures[0]}"
-        return Row(name, tuple(texts), split, where), members[pictures[0]]
+        return Row(f"{name}.{pictures[0]}", tuple(texts), split, where), members[pictures[0]]
 
 
 def tar_files(folder: Path) -> list[Path]:
