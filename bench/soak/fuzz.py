@@ -87,6 +87,9 @@ def main() -> None:
     from bench.machine import describe
     from tests.fuzzing import BY_NAME
 
+    unknown = set(args.reader or ()) - set(BY_NAME)
+    if unknown:
+        arguments.error(f"no such reader: {', '.join(sorted(unknown))}; there are: {', '.join(BY_NAME)}")
     describe()
     names = args.reader or (sorted(_PLANTED.values()) if args.planted else list(BY_NAME))
     begun = time.monotonic()

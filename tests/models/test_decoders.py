@@ -12,6 +12,7 @@ from torch.nn import functional
 from models.attention import make_attention
 from models.decoders import DECODERS
 from models.decoders.base import Decoder, make, valid_indices
+from models.decoders.transformer import plain_attention
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
@@ -198,6 +199,16 @@ def test_attention_weighs_positions(kind: Any) -> None:
             weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
             torch.testing.assert_close(alphas[n, r], weights)
             torch.testing.assert_close(context[n, r], (weights.unsqueeze(-1) * annotations[n]).sum(0))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_attention_is_torchs(causal: bool) -> None:
+    torch.manual_seed(3)
+    queries, keys, values = (torch.randn(2, 4, words, 8) for words in (5, 6, 6))
+    torch.testing.assert_close(
+        plain_attention(queries, keys, values, is_causal=causal),
+        functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal),
+    )
 
 
 def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
