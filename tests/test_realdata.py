@@ -64,7 +64,7 @@ def test_captions_of_real_photographs_are_good(tmp_path: Path) -> None:
             f"machine.workspace={tmp_path / 'ws'}",
             "decoder={name: transformer, output: null, layers: 2, embedding: 256, hidden: 256, feed_forward: 1024}",
             "captions.min_count=2",
-            "training={epochs: 14, averaging: 0.98, select: cider}",
+            "training={epochs: 14, averaging: 0.98}",
         ],
     )
     scores = json.loads((run_until(config, "evaluate")["evaluate"].path / "scores.json").read_text())

@@ -264,7 +264,6 @@ def _training(captions: int, pictures: int) -> list[str]:
     lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {min(100, steps)}"]
     if steps < 1000:
         lines.append(f"  averaging: {round(1 - 1 / max(steps, 10), 3)}  # the mean weights of about one epoch")
-    lines.append("  select: cider")
     return lines
 
 

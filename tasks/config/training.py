@@ -36,7 +36,7 @@ class FitConfig(Section):
         lt=1,
         description="decay of the moving average of the weights, which is validated and kept; 0 for no averaging",
     )
-    select: _Score = Field("bleu4", description=_ABOUT_SELECT)
+    select: _Score = Field("cider", description=_ABOUT_SELECT)
     patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -157,7 +157,6 @@ class SelfCriticalConfig(GridTrainingConfig):
 
     epochs: int = Field(10, ge=1, description="maximum number of epochs; see `training.patience`")
     learning_rate: float = Field(5e-5, gt=0, description="peak learning rate; it then falls to 0 along a cosine")
-    select: _Score = Field("cider", description=_ABOUT_SELECT)
     samples: int = Field(
         5,
         ge=2,
