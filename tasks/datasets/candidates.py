@@ -284,7 +284,8 @@ class Folder:
             documents = [read_json(item.text) for item in sample]
             options["caption_field"], notes = _caption_field(documents, sample[0].text, are_guessed)
             values = (document.get(options["caption_field"]) for document in documents)
-            texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
+            items_of = (value if isinstance(value, list) else [value] for value in values)
+            texts = tuple(str(text) for own in items_of for text in own if text)
         else:
             not_unicode = [data for item in items if not is_unicode(data := item.text.read_bytes())]
             encoding = (encoding_of(b"\n".join(not_unicode), items[0].text) if not_unicode else None) or "utf-8"
@@ -367,19 +368,26 @@ def _caption_field(documents: list[dict[str, object]], file: Path, are_guessed: 
     """
     names = dict.fromkeys(name for document in documents for name in document)
     values = {name: [document[name] for document in documents if name in document] for name in names}
-    texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
+    texts = {
+        name: [item for item in own if item is None or isinstance(item, str | list)] for name, own in values.items()
+    }
     likely = {name: list(filter(None, own)) for name, own in texts.items() if len(own) * 2 > len(documents)}
-    known = {name: likely[name] for name in CAPTION_NAMES if name in likely}
+    known = {name: likely[name] for name in CAPTION_NAMES if likely.get(name)}
+    likeliest = next((name for name in CAPTION_NAMES if name in names), None)
     guessed = likely if are_guessed else {}
     try:
         found, notes = caption_column(known or guessed, str(file), "their names", kind="field")
     except AttendError as error:
-        if known:
-            return next(iter(known)), [f"{error}: it is read all the same: for another, set data.caption_field"]
+        if likeliest in known:
+            return str(likeliest), [f"{error}: it is read all the same: for another, set data.caption_field"]
         found, notes = "", []
     field = columns_of(found)[0]
     items = list(texts_in(likely.get(field, []), None))
-    if not known and (not items or sum(map(word_count, items)) < FEWEST_WORDS * len(items)):
+    if not items or (not known and sum(map(word_count, items)) < FEWEST_WORDS * len(items)):
+        if likeliest is not None:
+            raise AttendError(
+                f"{file}: its field {likeliest} holds no text, as in others of its kind: write the captions there"
+            )
         raise AttendError(f"{file}: no field of captions; there are: {', '.join(names)}: name theirs `caption`")
     if not known and not notes:
         shown = shortened(items[0], 60)
@@ -475,9 +483,11 @@ def of_tars(path: Path) -> Reading:
     keys = []
     documents: list[dict[str, object]] = []  # in each sample's .json
     unread: Counter[str] = Counter()  # other texts of samples
+    seen: set[str] = set()  # suffixes of the files of samples
     several: dict[str, list[str]] = {}  # suffixes of the pictures of samples that have several
     for key, members in itertools.islice(samples(tars[0]), SAMPLE):
         keys.append(key)
+        seen.update(members)
         if len(suffixes := picture_suffixes(members)) > 1:
             several[key] = suffixes
         text = next((suffix for suffix in TEXTS if suffix in members), None)
@@ -496,7 +506,7 @@ def of_tars(path: Path) -> Reading:
         "remove the others, or set data.caption_field"
         for what, times in unread.items()
     ]
-    if contents:
+    if any(map(str.strip, contents)):
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
     elif any(documents):
@@ -504,7 +514,8 @@ def of_tars(path: Path) -> Reading:
         options["caption_field"] = field
         texts = [str(document[field]) for document in documents if document.get(field)]
     if not texts:
-        raise AttendError(f"{tars[0]}: holds no captions: unpack it first")
+        kinds = listed([f".{suffix}" for suffix in sorted(seen)])
+        raise AttendError(f"{tars[0]}: its samples, of {kinds}, hold no captions: if it is a folder, unpack it first")
     splits = [tar_split(tar, folder) for tar in tars]
     split, more_notes = _other_fields(documents, tars[0], has_split=any(splits))
     notes += more_notes

@@ -1188,6 +1188,17 @@ def test_a_field_of_captions_next_to_each_picture_may_have_any_name(tmp_path: Pa
         detect(tmp_path)
 
 
+@pytest.mark.parametrize("fields", [{"caption": None, "url": "https://a.org"}, {"title": "000.png", "description": ""}])
+def test_a_field_that_is_empty_everywhere_is_said_to_be(tmp_path: Path, fields: dict[str, str | None]) -> None:
+    for name in pictures(tmp_path):
+        (tmp_path / name).with_suffix(".json").write_text(json.dumps(fields))
+    with pytest.raises(AttendError, match=r"000\.json: its field (caption|description) holds no text, as in others"):
+        detect(tmp_path)
+    for at in range(20):
+        (tmp_path / f"{at:03d}.json").write_text(json.dumps({**fields, list(fields)[-1]: "", "caption": caption(at)}))
+    assert texts(read(tmp_path)) == {caption(at) for at in range(20)}
+
+
 def test_a_field_of_captions_of_another_name_is_noted(tmp_path: Path) -> None:
     for at, name in enumerate(pictures(tmp_path)):
         (tmp_path / name).with_suffix(".json").write_text(json.dumps({"credit": caption(at)}))
