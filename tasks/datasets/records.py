@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from tasks.common.errors import AttendError, reason_of
-from tasks.common.wording import counted
+from tasks.common.wording import counted, shortened
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, needs_text, numbered_lines
 from tasks.datasets.documents import json_text, parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
@@ -205,6 +205,11 @@ def _check_names(path: Path, columns: Sequence[str]) -> None:
 
 def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
     for number, line in numbered_lines(path):
+        if number == 1 and line.startswith("["):
+            raise AttendError(
+                f"{path}:1: begins a list: write one object per line, or if the whole file is one list, name it "
+                f"{path.with_suffix('.json').name}"
+            )
         with faults.of_row():
             record = parse_text(line, path, number)
             if not isinstance(record, dict):
@@ -215,16 +220,31 @@ def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
 def _json_records(path: Path) -> Iterator[Record]:
     """Yield the objects of a JSON list, also if it is the only list in an object.
 
-    An object whose values are texts or lists of texts becomes a record with `image` and `caption` for each name. All
-    these may be in an object by split.
+    An object whose values are texts or lists of texts becomes a record with `image` and `caption` for each name. An
+    object of columns becomes a record for each row. All these may be in an object by split.
     """
     document = parse_json_or_lines(path)
-    if isinstance(document, dict) and document and all(map(_is_part, document.keys(), document.values())):
-        for split, part in document.items():
-            for where, record in _document_records(part or [], path, split):
-                yield where, {**record, "split": split}
-    else:
+    if isinstance(document, dict):
+        _refuse_repeated(path)
+    parts = _parts(document)
+    for split, part in parts.items():
+        if isinstance(part, dict):
+            _refuse_repeated(path, split)
+        for where, record in _document_records(part or [], path, split):
+            yield where, {**record, "split": split}
+    if not parts:
         yield from _document_records(document, path)
+
+
+def _parts(document: Any) -> dict[str, Any]:
+    """Return the splits of a JSON document by their names; empty if it has none.
+
+    Next to lists of records, there may be facts about the whole.
+    """
+    values = document if isinstance(document, dict) else {}
+    parts = {name: value for name, value in values.items() if _is_part(name, value)}
+    lists = [name for name, value in values.items() if isinstance(value, list)]
+    return parts if len(parts) == len(values) or (len(parts) > 1 and lists == list(parts)) else {}
 
 
 def _is_part(name: str, value: object) -> bool:
@@ -237,21 +257,45 @@ def _document_records(document: Any, path: Path, split: str | None = None) -> It
     where = f"{path}:" if split is None else f"{path}: {split}"
     values = list(document.values()) if isinstance(document, dict) else []
     if values and all(map(_are_captions, values)):
-        _refuse_repeated(path, split)
         for name, texts in document.items():
             yield f"{where} {name}", {"image": name, "caption": texts}
     elif values and all(isinstance(value, dict) for value in values):
-        _refuse_repeated(path, split)
-        for name, record in document.items():
+        for name, record in (_rows_of_columns(document) or document).items():
             yield f"{where} {name}", {"image": name, **record}
     else:
-        lists = [value for value in values if isinstance(value, list) and value]
-        document = lists[0] if len(lists) == 1 else document
-        for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
+        lists = [name for name, value in document.items() if isinstance(value, list) and value] if values else []
+        if values and len(lists) != 1:
+            raise AttendError(f"{where.rstrip(':')}: {_advice_on_lists(lists, split)}")
+        records = document[lists[0]] if lists else document
+        for number, record in enumerate(require_objects({"the document": records}, "the document", str(path))):
             yield f"{where} [{number}]", _with_answer(record)
 
 
-def _refuse_repeated(path: Path, split: str | None) -> None:
+def _rows_of_columns(document: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """Return the rows, by number, of an object of columns, as pandas writes it; None for another object.
+
+    Such an object is `{"image": {"0": "a.jpg", "1": "b.jpg"}, "caption": {"0": "a dog", "1": "a cat"}}`.
+    """
+    first, *others = document.values()
+    are_rows = len(first) > len(document) > 1 and all(map(str.isdecimal, first))
+    if not are_rows or any(column.keys() != first.keys() for column in others):
+        return None
+    return {number: {name: column[number] for name, column in document.items()} for number in first}
+
+
+def _advice_on_lists(lists: list[str], split: str | None) -> str:
+    """Return what is wrong with an object that has no list of records, or several, and what to do."""
+    if {"images", "annotations"} <= set(lists) and split is not None:
+        return f"has COCO's form: write each split to a file of its own, such as captions_{split}.json"
+    if lists:
+        return (
+            f"has several lists ({shortened(', '.join(lists), 100)}): keep the one of objects with picture and "
+            "caption, or if they are splits, name them train, dev and test"
+        )
+    return 'has no list of objects with picture and caption: write [{"image": "a.jpg", "caption": "a dog runs"}, ...]'
+
+
+def _refuse_repeated(path: Path, split: str | None = None) -> None:
     """Raise AttendError if the object in a JSON file has a name twice, because Python's reader keeps only the last.
 
     split: the name of the object in it that is meant; None for the whole.

@@ -1024,13 +1024,18 @@ def test_a_table_is_of_the_folder_that_is_named_as_it_is(tmp_path: Path) -> None
     assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [12, 6, 6]
 
 
-@pytest.mark.parametrize("form", ["objects by name", "lists by split", "names by split", "lines", "objects in lists"])
+@pytest.mark.parametrize(
+    "form",
+    ["objects by name", "columns", "lists by split", "facts, by split", "names by split", "lines", "objects in lists"],
+)
 def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
     names = pictures(tmp_path)
     records = [{"image": name, "caption": caption(at)} for at, name in enumerate(names)]
     content = {
         "objects by name": json.dumps({name: {"caption": caption(at), "width": 8} for at, name in enumerate(names)}),
+        "columns": json.dumps({field: {at: row[field] for at, row in enumerate(records)} for field in records[0]}),
         "lists by split": json.dumps({"train": records[:18], "val": records[18:], "test": []}),
+        "facts, by split": json.dumps({"info": {"year": 2026}, "train": records[:18], "val": records[18:]}),
         "names by split": json.dumps(
             {
                 "train": {row["image"]: [row["caption"]] for row in records[:18]},
@@ -1091,6 +1096,43 @@ def test_a_name_that_a_json_object_has_twice_is_refused(tmp_path: Path, write: C
         detect(tmp_path)
     (tmp_path / "captions.json").write_text(f'{{"test": [], "train": {{{", ".join(pairs)}}}}}')
     with pytest.raises(AttendError, match=said):
+        detect(tmp_path)
+
+
+def test_a_split_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None:
+    records = [{"image": name, "caption": caption(at)} for at, name in enumerate(pictures(tmp_path, range(60)))]
+    parts = [f'"{split}": {json.dumps(records[at : at + 20])}' for at, split in enumerate(("train", "train", "val"))]
+    (tmp_path / "captions.json").write_text(f"{{{', '.join(parts)}}}")
+    with pytest.raises(AttendError, match=r"captions\.json: 'train' is there more than once: write its captions as"):
+        detect(tmp_path)
+
+
+COCO = {"images": [{"id": 1, "file_name": "000.png"}], "annotations": [{"image_id": 1, "caption": caption(0)}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "said"),
+    [
+        (
+            "a.json",
+            {"train": COCO, "val": COCO},
+            "train: has COCO's form: write each split to a file of its own, such as",
+        ),
+        (
+            "a.json",
+            {"photos": [{"uri": "000.png"}], "likes": [{"by": "Ann"}]},
+            r"has several lists \(photos, likes\): ",
+        ),
+        ("a.json", {"year": 2026, "photos": []}, "has no list of objects with picture and caption: write"),
+        ("a.jsonl", [{"image": "000.png"}], "1: begins a list: write one object per line, or if .* name it a.json"),
+    ],
+)
+def test_json_of_another_form_is_refused_with_what_to_write(
+    tmp_path: Path, name: str, document: object, said: str
+) -> None:
+    pictures(tmp_path)
+    (tmp_path / name).write_text(json.dumps(document))
+    with pytest.raises(AttendError, match=rf"{name}: ?{said}"):
         detect(tmp_path)
 
 
