@@ -266,8 +266,11 @@ def path_folders(name: str, picture: str) -> list[str]:
 
 
 def unicode_of(data: bytes) -> str:
-    """Return the encoding of a text that is in Unicode: UTF-16 with a byte order mark, or else UTF-8."""
-    return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    """Return the encoding of a text in Unicode: UTF-16 with a byte order mark or with ASCII first, or else UTF-8."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    zeros = data[:1] == b"\0", data[1:2] == b"\0"
+    return {(True, False): "utf-16-be", (False, True): "utf-16-le"}.get(zeros, "utf-8-sig")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -18,6 +18,7 @@ _MARK = re.compile(r"\s*(\d+[.)]|#\d+|\d+(?=\t)|[-*\u2022\u2013])\s")
 _SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
 # Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, and numbers after a tab.
 _MARKUP = re.compile(r"(?-i:\[/?[A-Z]+[#/]\S*)|https?://\S+|(?<!\S)\S+\.(jpe?g|png)\b|\t[\d.]+$", re.IGNORECASE)
+_QUOTED = re.compile(r"""b?(['"`\u2018\u201c\u201e\u00ab]).+['"`\u2019\u201d\u201c\u00bb]""", re.DOTALL)  # a whole text
 _CODE = re.compile(r"(?=[\w.-]+$)\D*\d.*", re.ASCII)  # a whole text, as `DSC0013`
 _DAMAGED = re.compile(r"\ufffd|\\u[0-9a-fA-F]{4}|[A-Za-z]\?[a-z]")  # as in `M?dchen`
 _AROUND = 10  # characters shown on both sides of it
@@ -41,6 +42,9 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
     marked = [match[0] for text in texts if (match := _MARKUP.search(text)) is not None]
     if len(marked) > _SOME * len(texts):
         yield f"texts have marks such as {marked[0]!r}, which are read as words: remove them"
+    quoted = [text for text in texts if _QUOTED.fullmatch(text)]
+    if len(quoted) > _HALF * len(texts):
+        yield f"texts are in quotation marks, such as {shortened(quoted[0], 60)}: the marks are part of the captions"
     codes = [text for text in texts if _CODE.fullmatch(text)]
     if len(codes) > _SOME * len(texts) and len(texts) >= _SEVERAL:
         yield f"{len(codes)} of {len(texts)} texts are codes, such as {shortened(codes[0], 60)!r}: remove these rows"

@@ -50,6 +50,20 @@ def usual_delimiter(path: Path) -> str:
     return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
+def rows_of(lines: Iterable[str], delimiter: str, has_quotes: bool = True, strict: bool = True) -> Any:
+    """Return the reader of the rows of a table of text.
+
+    Blanks after a comma or semicolon are no part of a field, so that quotation marks after them enclose it.
+    """
+    return csv.reader(
+        lines,
+        delimiter=delimiter,
+        strict=strict,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        skipinitialspace=delimiter in ",;",
+    )
+
+
 def after_name(line: str) -> str | None:
     """Return a line with a tab after the picture's name that it begins with; None if it begins with none."""
     found = _NAME_AND_SIGN.match(line)
@@ -151,9 +165,7 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
         if delimiter == AFTER_NAME:
             lines, delimiter = (after_name(line) or line for line in file), "\t"
             advice = "write a picture's name, a blank and its caption"
-        reader = csv.reader(
-            lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
-        )
+        reader = rows_of(lines, delimiter, has_quotes)
         try:
             header = next(reader, None) if columns is None else list(columns)
             if header is not None and columns is None and "".join(header).startswith("sep="):

@@ -14,7 +14,7 @@ import regex
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import unicode_of
-from tasks.datasets.records import AFTER_NAME, DELIMITERS, TEXT_TABLES, after_name, usual_delimiter
+from tasks.datasets.records import AFTER_NAME, DELIMITERS, TEXT_TABLES, after_name, rows_of, usual_delimiter
 
 _START = 1 << 20  # bytes of a table that are examined
 _NEARLY_ALL = 0.9
@@ -69,7 +69,7 @@ def _has_quotes(text: str, delimiter: str) -> bool:
     if '"' not in text or len(set(plain)) > 1:
         return True
     try:
-        rows = list(csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True))
+        rows = list(rows_of(text.splitlines(keepends=True), delimiter))
     except csv.Error:
         return False
     return not any(delimiter in field and "\n" in field for row in rows for field in row) and len(rows) >= len(plain)
@@ -80,8 +80,8 @@ def encoding_of(start: bytes, path: Path) -> str | None:
 
     Raises AttendError if no encoding fits, or if the file is UTF-8 except for some bytes.
     """
-    if unicode_of(start) == "utf-16":
-        return "utf-16"
+    if (encoding := unicode_of(start)) != "utf-8-sig":
+        return encoding
     try:
         codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut
     except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ def note_on_encoding(file: Path, encoding: str, texts: Iterable[str]) -> list[st
     letters = {sign for text in texts for sign in text.lower() if sign.isalpha() and not sign.isascii()}
     is_western = encoding == "cp1252" and any(map(letters.issubset, _ALPHABETS))
     note = f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"
-    return [] if encoding in ("utf-8", "utf-16") or is_western else [note]
+    return [] if encoding.startswith(("utf-8", "utf-16")) or is_western else [note]
 
 
 def _is_western(text: str) -> bool:
@@ -127,7 +127,7 @@ def _regularity(text: str, delimiter: str) -> float:
     try:
         rows = [
             row
-            for row in itertools.islice(csv.reader(text.splitlines()[:-1] or [text], delimiter=delimiter), 100)
+            for row in itertools.islice(rows_of(text.splitlines()[:-1] or [text], delimiter, strict=False), 100)
             if row
         ]
     except csv.Error:

@@ -166,7 +166,7 @@ def _is_parallel(folder: str, other: str) -> bool:
 
 
 def read_text(path: Path, encoding: str) -> str:
-    """Return the content of a text file in UTF-8, in UTF-16 with a byte order mark, or else in `encoding`.
+    """Return the content of a text file in UTF-8, in UTF-16 (see `unicode_of`), or else in `encoding`.
 
     Raises AttendError if it is in none of these.
     """
@@ -180,7 +180,7 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def is_unicode(data: bytes) -> bool:
-    """Return whether the bytes of a text are UTF-8, or UTF-16 with a byte order mark."""
+    """Return whether the bytes of a text are UTF-8, or UTF-16 (see `unicode_of`)."""
     try:
         data.decode(unicode_of(data))
     except UnicodeError:

@@ -375,6 +375,8 @@ def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> 
             lambda _text, at: f"a photo of a {THINGS[at // 12]}",
             "are only 2 different ones, such as 'a photo of a ring': ",
         ),
+        (lambda text, _at: f"'{text}'", "are in quotation marks, such as 'a red ring"),
+        (lambda text, _at: f"b'{text}'", "are in quotation marks, such as b'a red ring"),
         (lambda text, _at: f"{text} f?r", "have broken letters, such as '.* f[?]r': save"),
         (lambda text, _at: f"{text} f\ufffdr", "have broken letters, such as '.* f\ufffdr': save"),
         (lambda text, _at: rf"{text} f\u00fcr", r"have broken letters, such as '.* f\\\\u00fcr': save"),
@@ -402,7 +404,7 @@ def test_odd_texts_are_read_as_they_are_and_noted(tmp_path: Path, change: Callab
 
 def test_a_caption_that_stands_for_none_is_noted() -> None:
     """As pandas, Excel and people write it."""
-    none = ["nan", "N/A", "#N/A", "NA", "null", "TODO", "tbd", "#REF!"]
+    none = ["nan", "N/A", "#N/A", "NA", "null", r"\N", "TODO", "tbd", "#REF!"]
     assert list(markup([*none, "my nan sits here, n/a", "todo list", "a pan"])) == none
 
 
@@ -834,13 +836,21 @@ def test_the_file_of_captions_may_be_named_as_it_is_in_the_folder(tmp_path: Path
         ("cp1250", "świnia w błocie, łąka pełna kwiatów, żółte"),
         ("mac_roman", "ein schöner Hund fährt über die große Straße"),
         ("utf-16", "девочка прыгает"),
+        ("utf-16-le", "ein schöner Hund läuft"),
     ],
 )
 def test_the_encoding_of_a_table_is_found(tmp_path: Path, encoding: str, text: str) -> None:
     lines = ["image;caption", *(f"{name};{text} {at}" for at, name in enumerate(pictures(tmp_path)))]
     (tmp_path / "captions.csv").write_bytes("\n".join(lines).encode(encoding))
     assert texts(read(tmp_path)) == {f"{text} {at}" for at in range(24)}
-    assert bool(detect(tmp_path).notes) == (encoding not in ("cp1252", "utf-16"))
+    assert bool(detect(tmp_path).notes) == (encoding != "cp1252" and not encoding.startswith("utf-16"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_texts_in_utf_16_need_no_byte_order_mark(tmp_path: Path, encoding: str) -> None:
+    for at, name in enumerate(pictures(tmp_path)):
+        (tmp_path / name).with_suffix(".txt").write_bytes(caption(at).encode(encoding))
+    assert texts(read(tmp_path)) == ALL
 
 
 @pytest.mark.parametrize(
@@ -966,6 +976,13 @@ def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: P
     lines = [f"{name}\t{said.get(at, caption(at))}" for at, name in enumerate(pictures(tmp_path))]
     (tmp_path / "captions.tsv").write_text("\n".join(["image\tcaption", *lines]))
     assert texts(read(tmp_path)) == {said.get(at, caption(at)) for at in range(24)}
+
+
+def test_a_blank_before_a_quotation_mark_is_no_part_of_a_field(tmp_path: Path) -> None:
+    given = [f"{caption(at)}, alone" if at % 3 else caption(at) for at in range(24)]
+    lines = [f'{name}, "{text}"' for name, text in zip(pictures(tmp_path), given, strict=True)]
+    (tmp_path / "captions.csv").write_text("\n".join(["image, caption", *lines]))
+    assert texts(read(tmp_path)) == set(given)
 
 
 @pytest.mark.parametrize("sign", [": ", ":", "\uff1a", " ", " - ", " \u2014 ", " = ", " -> ", "#0 "])
