@@ -526,11 +526,25 @@ def of_tars(path: Path) -> Reading:
             f"{tars[0]}: {len(several)} of its first {len(keys)} samples have several pictures, such as {key} "
             f"({', '.join(suffixes)}): the first, .{suffixes[0]}, is read: for another, keep only that one there"
         )
-    unnamed = [tar.name for tar, split_of_tar in zip(tars, splits, strict=True) if split_of_tar is None]
-    if 0 < len(unnamed) < len(tars):
-        notes.append(
-            f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided by content"
-        )
+    notes += _unused_splits(path, dict(zip(tars, splits, strict=True)), keys if split is None else [])
     pictures = frozenset(folder / key for key in keys)
     columns = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
     return Reading(tars[0], options, columns, tuple(tars))
+
+
+def _unused_splits(path: Path, splits: dict[Path, str | None], keys: list[str]) -> Iterator[str]:
+    """Yield a note if some tars are not named as a split, or if none is and folders in them are.
+
+    splits: the split of each tar. keys: of samples of the first; empty if a field of theirs says the split.
+    """
+    unnamed = [tar.name for tar, split in splits.items() if split is None]
+    if 0 < len(unnamed) < len(splits):
+        number = f"{len(unnamed)} of {len(splits)} tars"
+        yield f"{path}: {number} are not named as a split: {unnamed[0]} is divided by content"
+    folders = [PurePosixPath(key).parent for key in keys]
+    named = next((folder for folder in folders if folder_split(folder.parts) is not None), None)
+    if named is not None and len(unnamed) == len(splits):
+        yield (
+            f"{path}: samples are in folders that are named as splits, such as {named}, which are not used: make a tar "
+            "file for each split, or unpack it"
+        )

@@ -331,10 +331,13 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
         return AttendError(f"{path}: holds no captions itself{seen}, but {below[0]} does: give that folder")
     orphans = [item.text for item in folder.texts[".txt"] if not item.pictures]
     if len(orphans) > _LISTED and folder.finder.names:
-        return AttendError(
-            f"{path}: {len(orphans):,} .txt files have the name of no picture, such as {orphans[0].name}: name each as "
-            f"its picture, such as {Path(min(folder.finder.names)).stem}.txt"
-        )
+        named = folder.finder.named(orphans[0].stem)
+        why = f"have the name of no picture, such as {orphans[0].name}"
+        what = f"name each as its picture, such as {Path(min(folder.finder.names)).stem}.txt"
+        if named:
+            why = f"are in other folders than the pictures, such as {orphans[0].relative_to(path)} for {named[0]}"
+            what = "put one of each name into the picture's folder"
+        raise AttendError(f"{path}: {len(orphans):,} .txt files {why}: {what}")
     if errors:
         unpacked = [file for file in _files(path) if file.suffix.lower() in _CONVERT]
         error = next(iter(errors.values()))

@@ -103,7 +103,8 @@ class PictureFinder:
     def named(self, name: str) -> list[str]:
         """Return the pictures of this name in any folder. name: without folders, with or without suffix."""
         last = _folded(name)
-        return [picture for picture, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
+        stem = PurePosixPath(last).stem if last.endswith(OTHER_PICTURES) else last  # there may be a JPEG of this name
+        return [picture for picture, _ in self._by_end.get(last) or self._by_stem.get(stem, [])]
 
     def doubt(self, name: str, picture: str) -> str | None:
         """Return why a name may mean another picture, if it does not include the picture's folder; None if clear."""

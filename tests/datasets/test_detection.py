@@ -794,6 +794,19 @@ def test_texts_without_a_picture_of_their_name_are_explained(tmp_path: Path) -> 
         detect(tmp_path)
 
 
+def test_texts_of_one_name_in_two_folders_are_explained(tmp_path: Path) -> None:
+    for at, name in enumerate(pictures(tmp_path / "images")):
+        for language in ("de", "en"):
+            text = tmp_path / "captions" / language / f"{Path(name).stem}.txt"
+            text.parent.mkdir(parents=True, exist_ok=True)
+            text.write_text(caption(at))
+    said = (
+        r"48 \.txt files are in other folders than the pictures, such as captions/de/000\.txt for images/000\.png: put"
+    )
+    with pytest.raises(AttendError, match=said):
+        detect(tmp_path)
+
+
 def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     table(tmp_path / "ratings.csv", ["image", "comment"], *([name, caption(at)] for at, name in enumerate(names[:8])))
@@ -1299,6 +1312,15 @@ def test_tars_may_be_in_folders_of_splits(tmp_path: Path) -> None:
         for n in "01"
     }
     assert not detect(tmp_path).notes
+
+
+def test_folders_of_splits_within_a_tar_are_noted(tmp_path: Path) -> None:
+    files = {f"set/{('train', 'val')[at % 2]}/{at}.{end}": b"a dog runs" for at in range(24) for end in ("png", "txt")}
+    tar_of(tmp_path / "0.tar", dict(sorted(files.items())))
+    (note,) = (note for note in detect(tmp_path).notes if "in folders" in note)
+    assert "samples are in folders that are named as splits, such as set/train, which are not used: make a tar" in note
+    (tmp_path / "0.tar").rename(tmp_path / "train.tar")
+    assert not any("in folders" in note for note in detect(tmp_path).notes)
 
 
 def test_tars_that_are_hidden_or_no_files_hide_no_table(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def rows(path: Path, **options: object) -> dict[str, Row]:
         ("a.png.txt", {}),
         ("a.caption", {"suffix": ".caption"}),
         ("a.json", {"suffix": ".json"}),
+        ("a.HEIC.json", {"suffix": ".json"}),  # of a photograph that was converted
     ],
 )
 def test_a_text_is_of_the_picture_that_it_is_named_after(tmp_path: Path, text: str, options: dict[str, str]) -> None:
