@@ -288,7 +288,7 @@ def _caption_faults(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
 
 def _lost_text(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield words that the tokeniser drops, markup, and texts that may be several captions."""
-    from tasks.data.caption_text import KEEPS_ALL, lost_words, markup, several_in_one
+    from tasks.data.caption_text import KEEPS_ALL, lost_words, markup, repeated, several_in_one
 
     texts = [text for row in survey.rows for text in row.captions]
     lost, tags = lost_words(texts, captions.tokeniser), markup(texts)
@@ -299,7 +299,7 @@ def _lost_text(survey: Survey, captions: CaptionsConfig) -> Iterator[str]:
         )
     if tags:
         yield f"{counted(tags.total(), 'part')} of captions that are not language: {_most(tags)}: remove them"
-    yield from several_in_one(survey.rows)
+    yield from (*several_in_one(survey.rows), *repeated(survey.rows))
 
 
 def _most(counts: Counter[str]) -> str:

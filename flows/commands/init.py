@@ -364,7 +364,7 @@ def _left_out(faults: list[str]) -> Iterator[str]:
 
 def _caption_notes(survey: Survey) -> Iterator[str]:
     """Yield notes on the captions: unknown words, symbols, several captions in a text, and markup."""
-    from tasks.data.caption_text import markup, several_in_one, unknown_share
+    from tasks.data.caption_text import markup, repeated, several_in_one, unknown_share
     from tasks.data.survey import approximate_words
 
     texts = {
@@ -379,7 +379,7 @@ def _caption_notes(survey: Survey) -> Iterator[str]:
             )
     if are_symbols(" ".join(texts["train"][:SAMPLE]).split()):
         yield "many words are symbols: the tokeniser whitespace keeps them (captions.tokeniser)"
-    yield from several_in_one(survey.rows)
+    yield from (*several_in_one(survey.rows), *repeated(survey.rows))
     tags = markup(text for row in survey.rows for text in row.captions)
     if tags:
         shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))

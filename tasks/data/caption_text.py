@@ -22,6 +22,7 @@ _MARKUP = regex.compile(
 _KNOWN_TAG = "<UNK>"
 # A whole text that is a list, a tuple or an object, in JSON or Python syntax.
 _LIST = regex.compile(r"""\s*(\[\s*['"[({]|[({]\s*['"]).*[])}]\s*""", regex.DOTALL)
+_TENTH = 0.1  # share of the captions
 _BETWEEN = regex.compile(r"(\n|\\n|\|+|###)")  # separates captions in one text; databases write a line break as \n
 
 
@@ -60,6 +61,18 @@ def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
             f"{form}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
             f"({row.where}), {shortened(text, 60)!r}: if these are several captions, write each as a text of its own, "
             f"or set the table's `lists` to {'json for lists of texts in []' if lists == 'json' else repr(lists)}"
+        )
+
+
+def repeated(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the number of captions that a picture has more than once, if they are many."""
+    found = [row for row in rows if len(set(row.captions)) < len(row.captions)]
+    number = sum(len(row.captions) - len(set(row.captions)) for row in found)
+    if number > _TENTH * sum(len(row.captions) for row in rows):
+        first = found[0]
+        yield (
+            f"the same caption again for a picture: {counted(number, 'caption')}, the first that of {first.name} "
+            f"({first.where}): each counts in training: remove them if they are copies"
         )
 
 

@@ -24,6 +24,7 @@ _OTHER_NAMES = ("comment", "title")
 CAPTION_NAMES = (*_SURE_NAMES, *_OTHER_NAMES)
 SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
 _BETWEEN = ("||", "###", "|", "\n")  # separators of the captions in a cell
+OBJECTS = "holds objects, which are not searched: write picture and caption into fields of the record itself"
 NO_TEXTS = "no column of texts"  # in the message about a table that only names pictures
 _NEARLY_ALL = 0.9
 _SEVERAL = 5  # the fewest texts that may be generalised from
@@ -146,7 +147,7 @@ def caption_column(
     texts = [name for name in values if words[name] > 0]
     if not texts:
         there = f"; there are: {', '.join(values)}" if values else ""
-        raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}){there}")
+        raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}){there}{note_on_objects(values)}")
 
     kinds = {name: len(set(map(str, values[name]))) / len(values[name]) for name in texts if words[name] >= _FEW_WORDS}
 
@@ -155,12 +156,15 @@ def caption_column(
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
         is_class = is_class or (kinds.get(name, 1.0) < _SOME and max(kinds.values()) > _HALF)
         is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
+        is_odd = is_odd or "negative" in str(name).lower()  # prompts of image generators, of what is not to be seen
         return is_odd or _are_marks(values[name]), is_odd, is_class, likeness, -words[name]
 
     caption = min(texts, key=rank)
     if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):
         shown = shortened(str(values[caption][0]), 60)
-        raise AttendError(f"{where}: {NO_TEXTS} that could be captions; of {caption}, the likeliest, one is {shown!r}")
+        raise AttendError(
+            f"{where}: {NO_TEXTS} that could be captions; of {caption}, the likeliest, one is {shown!r}{note_on_objects(values)}"
+        )
     stem = unnumbered(caption)
     are_captions = any(name in stem.lower() for name in CAPTION_NAMES)
     numbered = [name for name in texts if unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]
@@ -177,6 +181,13 @@ def caption_column(
         f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_{kind}{several}"
     )
     return chosen, [note] if others or odd else []
+
+
+def note_on_objects(values: dict[str, list[Any]]) -> str:
+    """Return the end of a message, which says that a column holds objects; empty if none does."""
+    items = {name: own[0] if isinstance(own[0], list) else own[:1] for name, own in values.items() if own}
+    name = next((name for name, own in items.items() if any(isinstance(item, dict) for item in own)), None)
+    return "" if name is None else f": its field {name} {OBJECTS}"
 
 
 def _likeness(name: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from tasks.datasets.base import (
     shown_files,
 )
 from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
-from tasks.datasets.caption_columns import NO_TEXTS
+from tasks.datasets.caption_columns import NO_TEXTS, OBJECTS
 from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.embedded_descriptions import descriptions_in
 from tasks.datasets.huggingface import table_files
@@ -341,7 +341,7 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     if errors:
         unpacked = [file for file in _files(path) if file.suffix.lower() in _CONVERT]
         error = next(iter(errors.values()))
-        hint = ": add a column of captions" if NO_TEXTS in error else ""
+        hint = ": add a column of captions" if NO_TEXTS in error and OBJECTS not in error else ""
         hint = f"; {unpacked[0].name} is not read: {_how_to_convert(unpacked[0])}" if unpacked else hint
         return AttendError(error + hint)
     return AttendError(f"{path}: {_what_is_there(folder)}")

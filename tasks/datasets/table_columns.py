@@ -20,6 +20,7 @@ from tasks.datasets.caption_columns import (
     is_split,
     kinds_within,
     lists_of,
+    note_on_objects,
     texts_in,
     unnumbered,
     unused_marks,
@@ -265,9 +266,10 @@ def _image_column(
             "row for each picture"
         )
     if not matches:
+        remedy = note_on_objects(values) or f": {_remedy(file, finder)}"
         raise AttendError(
             f"{file}: none of its columns ({shortened(', '.join(map(str, values)), 200)}) names pictures in "
-            f"{finder.folder}; its first row: {shortened(_row(first), 400)}: {_remedy(file, finder)}"
+            f"{finder.folder}; its first row: {shortened(_row(first), 400)}{remedy}"
         )
     most = max(len(matched.found) + len(matched.unclear) for matched in matches.values())
     likeness = {name: _likeness(name, matched, most, is_named) for name, matched in matches.items()}

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.common.errors import AttendError
-from tasks.data.caption_text import markup
+from tasks.data.caption_text import markup, repeated
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
@@ -408,6 +408,15 @@ def test_a_caption_that_stands_for_none_is_noted() -> None:
     assert list(markup([*none, "my nan sits here, n/a", "todo list", "a pan"])) == none
 
 
+def test_captions_that_a_picture_has_twice_are_noted_if_they_are_many() -> None:
+    rows = [
+        Row(f"{at}.png", (caption(at), "a wall", "a wall")[: 3 if at else 1], None, f"a.csv:{at}") for at in range(4)
+    ]
+    (note,) = repeated(rows)
+    assert note.startswith("the same caption again for a picture: 3 captions, the first that of 1.png (a.csv:1): each")
+    assert not list(repeated([*rows[:2], *(Row(f"{at}.png", (caption(at),), None, "") for at in range(9, 29))]))
+
+
 def test_files_that_were_set_aside_are_noted(tmp_path: Path) -> None:
     names = captions_csv(tmp_path)
     others = pictures(tmp_path, range(30, 40))
@@ -434,6 +443,7 @@ def test_a_text_in_parts_is_one_caption(tmp_path: Path) -> None:
         (("Title", "Image Alt Text"), 1),
         (("caption", "Alt Text"), 1),
         (("alt", "title"), 0),
+        (("prompt", "negative_prompt"), 0),
     ],
 )
 def test_the_column_of_captions_is_told_by_name_and_by_variety(
@@ -1163,6 +1173,21 @@ def test_json_of_another_form_is_refused_with_what_to_write(
     pictures(tmp_path)
     (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(AttendError, match=rf"{name}: ?{said}"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (lambda name, text: {"media": [{"uri": name, "title": text}], "time": 1}, "media"),  # Instagram
+        (lambda name, text: {"image": name, "caption": {"en": text, "de": text}}, "caption"),
+    ],
+)
+def test_objects_within_records_are_named(tmp_path: Path, record: Callable[[str, str], Any], field: str) -> None:
+    records = [record(name, caption(at)) for at, name in enumerate(pictures(tmp_path))]
+    (tmp_path / "captions.json").write_text(json.dumps(records))
+    said = rf"captions\.json: .*: its field {field} holds objects, which are not searched: write picture and caption .*self$"
+    with pytest.raises(AttendError, match=said):
         detect(tmp_path)
 
 
