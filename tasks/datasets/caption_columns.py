@@ -162,9 +162,8 @@ def caption_column(
     caption = min(texts, key=rank)
     if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):
         shown = shortened(str(values[caption][0]), 60)
-        raise AttendError(
-            f"{where}: {NO_TEXTS} that could be captions; of {caption}, the likeliest, one is {shown!r}{note_on_objects(values)}"
-        )
+        likeliest = f"of {caption}, the likeliest, one is {shown!r}{note_on_objects(values)}"
+        raise AttendError(f"{where}: {NO_TEXTS} that could be captions; {likeliest}")
     stem = unnumbered(caption)
     are_captions = any(name in stem.lower() for name in CAPTION_NAMES)
     numbered = [name for name in texts if unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]

@@ -363,7 +363,7 @@ def _what_is_there(folder: Folder) -> str:
         return f"its {sum(others.values()):,} pictures are {kinds}, which are not read: convert them to JPEG or PNG"
     if not pictures:
         return "holds neither pictures nor captions: give the folder that does"
-    unknown = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
+    unknown = [f"{number:,} {suffix or 'without suffix'}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
     seen = f" (its other files: {', '.join(unknown[:5])})" if unknown else ""
     described = descriptions_in(folder.path / name for name in folder.finder.names)
     if described is not None:

@@ -16,8 +16,10 @@ _LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Ca
 # At the beginning of a line, as `1. a dog`, `#1 a dog` or `- a dog`.
 _MARK = re.compile(r"\s*(\d+[.)]|#\d+|\d+(?=\t)|[-*\u2022\u2013])\s")
 _SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
-# Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, and numbers after a tab.
-_MARKUP = re.compile(r"(?-i:\[/?[A-Z]+[#/]\S*)|https?://\S+|(?<!\S)\S+\.(jpe?g|png)\b|\t[\d.]+$", re.IGNORECASE)
+# Marks as in Flickr30k Entities ([/EN#1/people two men]), addresses, names of pictures, numbers after a tab, hashtags.
+_MARKUP = re.compile(
+    r"(?-i:\[/?[A-Z]+[#/]\S*)|https?://\S+|(?<!\S)\S+\.(jpe?g|png)\b|\t[\d.]+$|(?<!\S)#[^\W\d_]\w+", re.IGNORECASE
+)
 _QUOTED = re.compile(r"""b?(['"`\u2018\u201c\u201e\u00ab]).+['"`\u2019\u201d\u201c\u00bb]""", re.DOTALL)  # a whole text
 _CODE = re.compile(r"(?=[\w.-]+$)\D*\d.*", re.ASCII)  # a whole text, as `DSC0013`
 _DAMAGED = re.compile(r"\ufffd|\\u[0-9a-fA-F]{4}|[A-Za-z]\?[a-z]")  # as in `M?dchen`

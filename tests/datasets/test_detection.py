@@ -381,6 +381,7 @@ def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> 
         (lambda text, _at: f"{text} f\ufffdr", "have broken letters, such as '.* f\ufffdr': save"),
         (lambda text, _at: rf"{text} f\u00fcr", r"have broken letters, such as '.* f\\\\u00fcr': save"),
         (lambda text, at: f"{at}.jpg: {text}", "have marks such as '0.jpg'"),
+        (lambda text, at: f"{text} #{THINGS[at % 5]} #wall", "have marks such as '#ring'"),
         (lambda text, at: f"{text}\t0.{at}", r"have marks such as '\\t0.0'"),
         (lambda text, at: f"{at % 3}\t{text}", "begin with numbers or marks, such as '0'"),
         (lambda text, at: f"#{at % 3} {text}", "begin with numbers or marks, such as '#0'"),
