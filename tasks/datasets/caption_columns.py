@@ -164,9 +164,10 @@ def caption_column(
         shown = shortened(str(values[caption][0]), 60)
         likeliest = f"of {caption}, the likeliest, one is {shown!r}{note_on_objects(values)}"
         raise AttendError(f"{where}: {NO_TEXTS} that could be captions; {likeliest}")
-    stem = unnumbered(caption)
-    are_captions = any(name in stem.lower() for name in CAPTION_NAMES)
-    numbered = [name for name in texts if unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]
+    stems = {name: unnumbered(name).removesuffix("#") for name in texts if words[name] >= FEWEST_WORDS}
+    are_captions = any(name in stems.get(caption, "").lower() for name in CAPTION_NAMES)
+    # The first of them may have no number: caption, caption2.
+    numbered = [name for name, stem in stems.items() if stem == stems.get(caption) and are_captions]
     is_known = str(caption).lower() in CAPTION_NAMES
     others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
     others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]

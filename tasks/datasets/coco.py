@@ -87,6 +87,10 @@ class Coco(NamedOptions):
         marks = {field: [item[field] for item in annotations if item.get(field) not in (None, "")] for field in fields}
         for note in unused_marks(marks, has_split=True, kind="field", of_texts=True):  # such as VizWiz's is_rejected
             log.warning(f"{path}: annotations: their {note}")
+        if annotations and not any("caption" in annotation for annotation in annotations):
+            raise AttendError(
+                f"{path}: annotations: have no field caption; there are: {', '.join(fields)}: name theirs `caption`"
+            )
         for index, annotation in enumerate(annotations):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():

@@ -59,10 +59,17 @@ _CONVERT = {
     ".7z": "unpack it first",
     ".rar": "unpack it first",
     ".gz": "unpack it first: gunzip {name}",
+    ".bz2": "unpack it first: bunzip2 {name}",
+    ".xz": "unpack it first: unxz {name}",
+    ".zst": "unpack it first: unzstd {name}",
+    ".arrow": 'write it as Parquet: uv pip install datasets; python -c "from datasets import Dataset; '
+    "Dataset.from_file({path!r}).to_parquet('captions.parquet')\"",
     ".xlsx": 'save it as CSV: uv pip install openpyxl; python -c "import pandas; '
     "pandas.read_excel({path!r}).to_csv('captions.csv', index=False)\"",
     ".xls": "save it as CSV",
+    ".xlsm": "save it as CSV",
     ".ods": "save it as CSV",
+    ".numbers": "save it as CSV",
     ".heic": "convert it to JPEG: heif-convert {name} {stem}.jpg",
     ".heif": "convert it to JPEG: heif-convert {name} {stem}.jpg",
 }
@@ -361,10 +368,11 @@ def _what_is_there(folder: Folder) -> str:
     if not pictures and others:
         kinds = ", ".join(sorted(others))
         return f"its {sum(others.values()):,} pictures are {kinds}, which are not read: convert them to JPEG or PNG"
-    if not pictures:
-        return "holds neither pictures nor captions: give the folder that does"
-    unknown = [f"{number:,} {suffix or 'without suffix'}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
+    by_suffix = [(suffix or "without suffix", number) for suffix, number in suffixes.most_common()]
+    unknown = [f"{number:,} {suffix}" for suffix, number in by_suffix if suffix not in PICTURE_SUFFIXES]
     seen = f" (its other files: {', '.join(unknown[:5])})" if unknown else ""
+    if not pictures:
+        return f"holds neither pictures nor captions{seen.replace('other ', '')}: give the folder that does"
     described = descriptions_in(folder.path / name for name in folder.finder.names)
     if described is not None:
         root, table = (shlex.quote(str(path)) for path in (folder.path, folder.path / "captions.csv"))

@@ -81,7 +81,10 @@ class WebDataset(UnpackedOptions):
         elif text is not None:
             texts = captions_of(_decoded(members[text], f"{where}.{text}"), self.lines)
         else:
-            raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
+            raise AttendError(
+                f"{where}: has no .txt with its caption next to it: pack the files in the order of their names (tar "
+                "--sort=name), or set data.caption_field to a field of its .json"
+            )
         if self.split_field:
             split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
         return Row(f"{name}.{pictures[0]}", tuple(texts), split, where), members[pictures[0]]

@@ -361,7 +361,7 @@ def test_a_coco_pt_of_another_shape_is_refused(tmp_path: Path, changes: dict[str
     ("members", "message"),
     [
         ({"1.txt": b"a dog"}, r"00000\.tar: 1: has no picture among its files \(txt\)"),
-        ({"1.png": b"x"}, r"1: has no \.txt with its caption; set data\.caption_field"),
+        ({"1.png": b"x"}, r"1: has no \.txt with its caption next to it: pack .* or set data\.caption_field"),
         ({"1.png": b"x", "1.txt": b"  "}, r"1\.txt: caption: is"),
     ],
 )
@@ -438,6 +438,15 @@ MALFORMED: list[tuple[str, str, Spoil, str]] = [
         "",
         changed("annotations/captions_val2017.json", '"image_id": 7', '"image_id": 8'),
         r"annotations\[0\].image_id: 8",
+    ),
+    (
+        "coco",
+        "",
+        text(
+            "annotations/captions_val2017.json",
+            '{"images": [], "annotations": [{"id": 1, "image_id": 1, "text": "x"}]}',
+        ),
+        r"captions_val2017.json: annotations: have no field caption; there are: text: name theirs `caption`",
     ),
     ("coco", "", changed("annotations/captions_val2017.json", '"second"', "3"), r"annotations\[0\]: caption: is 3"),
     ("table", "t.csv", text("t.csv", "image,text\na.jpg,x\n"), r"t.csv:2: no column 'caption'; there are: image, text"),

@@ -984,15 +984,15 @@ def test_a_list_with_an_empty_caption_is_a_fault_of_its_row_alone(tmp_path: Path
     assert len(found) == 23 and faults.found[0].endswith("[3]: caption[1]: is empty; a text is needed")
 
 
-def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [("caption_1", "caption_2"), ("caption", "caption.1")])
+def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path, columns: tuple[str, str]) -> None:
     rows = [
         [name, caption(at), "" if at == 2 else f"second of {at} here"] for at, name in enumerate(pictures(tmp_path))
     ]
-    table(tmp_path / "captions.csv", ["image", "caption_1", "caption_2"], *rows)
+    table(tmp_path / "captions.csv", ["image", *columns], *rows)
     assert sorted(len(row.captions) for row in read(tmp_path)) == [1] + [2] * 23
-    header = ["image", "caption_1", "caption_2", "more"]
-    table(tmp_path / "captions.csv", header, *([*row, f"{row[1]}, and so on"] for row in rows))
-    assert "(or several: [caption_1, caption_2, more])" in detect(tmp_path).notes[0]
+    table(tmp_path / "captions.csv", ["image", *columns, "more"], *([*row, f"{row[1]}, and so on"] for row in rows))
+    assert f"(or several: [{', '.join(columns)}, more])" in detect(tmp_path).notes[0]
 
 
 def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: Path) -> None:
@@ -1402,7 +1402,15 @@ def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
     (note,) = detect(tmp_path / "0.tar").notes
 
 
-@pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("a.xlsx", "save it as CSV: "),
+        ("a.zip", "unpack it first: unzip "),
+        ("a.tar.bz2", "unpack it first: bunzip2 "),
+        ("a.arrow", "write it as Parquet: "),
+    ],
+)
 def test_formats_that_need_a_conversion_are_reported_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
     pictures(tmp_path)
     (tmp_path / name).write_bytes(b"PK\3\4")
