@@ -461,6 +461,7 @@ def of_rows(path: Path, file: Path) -> Reading:
     if len(kinds) > len({item.split for item in files}):
         several = listed(sorted(set(folders))[:_SHOWN])
         notes.append(f"{path}: the files of {several} are read together: for one, give its folder")
+    notes += _missing_parts(path, [os.path.relpath(item.path, path) for item in files])
     has_split = split is not None or any(item.split for item in files)
     more_notes += [f"{file}: its {note}" for note in unused_marks(others_values, has_split)]
     columns = columns_of(caption)
@@ -472,6 +473,14 @@ def of_rows(path: Path, file: Path) -> Reading:
     names = frozenset(file / str(number) for number in range(len(records)))
     columns_found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, (*notes, *more_notes))
     return Reading(file, options, columns_found, tuple(item.path for item in files))
+
+
+def _missing_parts(path: Path, names: list[str]) -> Iterator[str]:
+    """Yield a note if files that are numbered as parts, such as train-00000-of-00002.parquet, are incomplete."""
+    parts = [(match[1], int(match[2])) for name in names if (match := re.match(r"(.*)-\d+-of-(\d+)\.", name))]
+    for (stem, number), there in Counter(parts).items():
+        if there < number:
+            yield f"{path}: only {there} of {number} parts of {stem} are there: the others may not be downloaded"
 
 
 def of_tars(path: Path) -> Reading:

@@ -47,6 +47,9 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
     quoted = [text for text in texts if _QUOTED.fullmatch(text)]
     if len(quoted) > _HALF * len(texts):
         yield f"texts are in quotation marks, such as {shortened(quoted[0], 60)}: the marks are part of the captions"
+    cut = [text for text in texts if text.endswith(("...", "\u2026"))]
+    if len(cut) > _HALF * len(texts):
+        yield f"texts end in dots, such as {shortened(cut[0], 60)!r}: they may be cut off"
     codes = [text for text in texts if _CODE.fullmatch(text)]
     if len(codes) > _SOME * len(texts) and len(texts) >= _SEVERAL:
         yield f"{len(codes)} of {len(texts)} texts are codes, such as {shortened(codes[0], 60)!r}: remove these rows"
@@ -72,7 +75,7 @@ def odd_texts(texts: Sequence[str]) -> Iterator[str]:
 
 def odd_beginnings(lines: Sequence[str], texts: int) -> Iterator[str]:
     """Yield notes on labels and list marks at the beginning of many lines. texts: how many texts have these lines."""
-    labels = Counter(match[1] for line in lines if (match := _LABEL.match(line)) is not None)
+    labels = Counter(re.sub(r"\d+", "#", match[1]) for line in lines if (match := _LABEL.match(line)) is not None)
     often = [label for label, times in labels.items() if times > _HALF * texts]
     if texts >= _SEVERAL and often:
         yield f"lines begin with {listed([repr(label) for label in often])}: this is part of the captions"

@@ -240,6 +240,13 @@ def is_table(path: Path) -> bool:
 
 
 def split_tables(folder: Path) -> list[Path]:
-    """Return the tables of a folder that are named after splits, such as train.csv."""
+    """Return the tables of a folder that are named after splits, such as train.csv.
+
+    Raises AttendError if two have the same name, such as train.csv and train.json: one may be a copy of the other.
+    """
     files = sorted(path for path in folder.iterdir() if is_table(path) and path.is_file())
-    return [path for path in files if path.stem.lower() in SPLIT_NAMES]
+    named: dict[str, Path] = {}
+    for path in files:
+        if path.stem.lower() in SPLIT_NAMES and (other := named.setdefault(path.stem.lower(), path)) != path:
+            raise AttendError(f"{folder}: has both {other.name} and {path.name}: keep one, or give one as data.path")
+    return list(named.values())

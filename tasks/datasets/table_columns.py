@@ -259,12 +259,13 @@ def _image_column(
         for name, matched in matches.items()
         if not matched.is_converted or (has_numbers and list(matched.found.values()) not in exact)
     }
-    several = next((name for name, own in values.items() if own and _are_several(own[0])), None)
-    if not matches and several is not None:
-        raise AttendError(
-            f"{file}: its column {several} names several pictures in one row ({str(values[several][0])[:80]}): write a "
-            "row for each picture"
-        )
+    several = {name: next(filter(_are_several, own), None) for name, own in values.items()} if not matches else {}
+    for name, value in several.items():
+        if value is not None:
+            raise AttendError(
+                f"{file}: its column {name} names several pictures in one row ({str(value)[:80]}): write a row for "
+                "each picture"
+            )
     if not matches:
         remedy = note_on_objects(values) or f": {_remedy(file, finder)}"
         raise AttendError(

@@ -387,7 +387,9 @@ def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> 
         (lambda text, at: f"#{at % 3} {text}", "begin with numbers or marks, such as '#0'"),
         (lambda text, _at: f"{text} / {text}", "may be several captions, or languages, with '/' between them"),
         (lambda text, at: text if at % 3 else "SONY DSC", "8 of 24 texts are 'SONY DSC'"),
-        (lambda text, _at: f"Annotator 0: {text}", "begin with 'Annotator 0:': this is part of the captions"),
+        (lambda text, at: f"Figure {at}: {text}", "begin with 'Figure #:': this is part of the captions"),
+        (lambda text, _at: f"{text[:12]}...", r"end in dots, such as 'a .*\.\.\.': they may be cut off"),
+        (lambda text, _at: f"Annotator 0: {text}", "begin with 'Annotator #:': this is part of the captions"),
         (lambda text, at: f"{at % 3 + 1}. {text}", "begin with numbers or marks, such as '1.'"),
         (
             lambda _text, at: f"sky, red tree, {THINGS[at % 5]}, {at} dogs",
@@ -530,6 +532,14 @@ def test_several_addresses_in_a_cell_name_no_picture(tmp_path: Path, between: st
     table(tmp_path / "captions.csv", ["images", "caption"], *([cell, caption(at)] for at, cell in enumerate(cells)))
     pictures(tmp_path, name="ba{}.png")
     with pytest.raises(AttendError, match=r"its column images names several pictures in one row .*: write a row for"):
+        detect(tmp_path)
+
+
+def test_several_pictures_in_a_later_row_are_refused(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [{"images": names[at : at + 1], "caption": caption(at)} for at in range(23)]
+    (tmp_path / "c.json").write_text(json.dumps([*rows, {"images": names[22:24], "caption": caption(23)}]))
+    with pytest.raises(AttendError, match=r"its column images names several pictures in one row \(\['022\.png', '023"):
         detect(tmp_path)
 
 
@@ -1052,6 +1062,17 @@ def test_tables_of_splits_come_before_a_table_of_all(tmp_path: Path) -> None:
     assert [sum(row.split == split for row in read(tmp_path)) for split in ("train", "dev", "test")] == [16, 4, 4]
 
 
+def test_tables_of_splits_are_read_in_one_form(tmp_path: Path) -> None:
+    records = [{"image": name, "caption": caption(at)} for at, name in enumerate(pictures(tmp_path))]
+    for split, own in (("train", records[:18]), ("val", records[18:])):
+        (tmp_path / f"{split}.json").write_text(json.dumps(own))
+        table(tmp_path / f"{split}.csv", ["image", "caption"], *map(list, map(dict.values, own)))
+    assert all(len(row.captions) == 1 for row in read(tmp_path)) and texts(read(tmp_path)) == ALL
+    assert any("train.json: 18 pictures" in line and "the same captions as" in line for line in detect(tmp_path).unread)
+    with pytest.raises(AttendError, match=r"has both train\.csv and train\.json: keep one, or give one as data\.path"):
+        list(ADAPTERS["table"].model_validate({"path": tmp_path}).rows(Path()))
+
+
 def test_a_table_is_of_the_folder_that_is_named_as_it_is(tmp_path: Path) -> None:
     for split, count in (("train", 12), ("val", 6), ("test", 6)):
         names = pictures(tmp_path / split, range(count))
@@ -1389,6 +1410,14 @@ def test_files_of_several_folders_with_the_same_splits_are_noted(tmp_path: Path)
         (tmp_path / "coco" / name).mkdir(parents=True)
         pq.write_table(pa.table(rows), tmp_path / "coco" / name / "0.parquet")
     assert not detect(tmp_path / "coco").notes
+
+
+def test_parts_that_are_not_there_are_noted(tmp_path: Path) -> None:
+    rows = {"image": [{"bytes": b"png", "path": None}] * 24, "text": [caption(at) for at in range(24)]}
+    for name in ("train-00000-of-00003", "train-00002-of-00003", "val-00000-of-00001"):
+        pq.write_table(pa.table(rows), tmp_path / f"{name}.parquet")
+    (note,) = detect(tmp_path).notes
+    assert note.endswith("only 2 of 3 parts of train are there: the others may not be downloaded")
 
 
 def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
