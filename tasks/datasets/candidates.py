@@ -49,6 +49,7 @@ _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of file
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
 _SEVERAL = 5  # the fewest texts that may be generalised from
 _SHOWN = 5  # folders named in a note
+_OF_A_MODEL = {"log_probability", "confidence", "digest"}  # columns of the files that `attend caption` writes
 _WORDS = 8  # of a text: further words do not make it likelier to be a caption
 
 
@@ -69,6 +70,7 @@ class Reading:
         """Return how much this looks like captions: varied texts of several words, for most of its pictures."""
         named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
         titled = 1.2 if re.search("caption|metadata", self.file.stem.lower()) else 1.0
+        named *= 0.5 if set(self.found.columns) >= _OF_A_MODEL else 1.0
         words = min(self.found.words, _WORDS) / _WORDS
         return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
 
@@ -77,6 +79,8 @@ class Reading:
         """Return the notes that `attend init` prints."""
         texts = self.found.texts
         odd = list(odd_texts(texts))
+        if set(self.found.columns) >= _OF_A_MODEL:
+            odd.append("was written by `attend caption`: use it only if people have corrected its captions")
         if self.options["adapter"] != "texts":  # their lines were examined before
             odd += odd_beginnings(texts, len(texts))
         return (*self.found.notes, *(f"{self.file}: {note}" for note in odd))

@@ -337,7 +337,9 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     if below:
         return AttendError(f"{path}: holds no captions itself{seen}, but {below[0]} does: give that folder")
     orphans = [item.text for item in folder.texts[".txt"] if not item.pictures]
-    if len(orphans) > _LISTED and folder.finder.names:
+    if len(orphans) > _LISTED and not folder.finder.names:
+        raise AttendError(f"{path}: {len(orphans):,} .txt files and no pictures: give the folder that holds both")
+    if len(orphans) > _LISTED:
         named = folder.finder.named(orphans[0].stem)
         why = f"have the name of no picture, such as {orphans[0].name}"
         what = f"name each as its picture, such as {Path(min(folder.finder.names)).stem}.txt"
@@ -383,7 +385,8 @@ def _what_is_there(folder: Folder) -> str:
         )
     return (
         f"has {pictures:,} pictures and no captions{seen}: add a metadata.jsonl with a line a picture, "
-        '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
+        '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture, or name a file elsewhere with '
+        "--captions FILE"
     )
 
 

@@ -31,7 +31,7 @@ AFTER_NAME = "name"  # a delimiter: the end of a picture's name at the beginning
 # Its sign is a blank, a colon, or a dash, an equals sign or an arrow and a blank.
 _ENDINGS = "|".join(map(re.escape, PICTURE_SUFFIXES))
 _NAME_AND_SIGN = re.compile(
-    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\uff1a] *| *[=\u2013\u2014-]>? +|[ \u00a0]+)"
+    rf"\s*(\S.*?(?:{_ENDINGS})(?:#\d+)?)(?: *[:\uff1a]+ *| *[=\u2013\u2014-]>? +|[ \u00a0]+)"
     rf"(?![\s,;|]|\S+(?:{_ENDINGS}))",
     re.IGNORECASE,
 )

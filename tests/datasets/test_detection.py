@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.registered.caption_rows import SCHEMA
 from tasks.common.errors import AttendError
 from tasks.data.caption_text import markup, repeated
 from tasks.datasets import ADAPTERS
@@ -431,6 +432,19 @@ def test_files_that_were_set_aside_are_noted(tmp_path: Path) -> None:
     )
 
 
+def test_captions_that_a_model_wrote_are_not_preferred_to_those_of_people(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, "", f"{caption(at)} in a photograph", -1, 0.5, "", "", "m/1"] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", [*SCHEMA.names], *rows)
+    (note,) = detect(tmp_path).notes
+    assert note.endswith(
+        "captions.csv: was written by `attend caption`: use it only if people have corrected its captions"
+    )
+    for at, name in enumerate(names):
+        (tmp_path / name).with_suffix(".txt").write_text(caption(at))
+    assert texts(read(tmp_path)) == ALL
+
+
 def test_a_text_in_parts_is_one_caption(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     parts = [[caption(at)[:9], {"type": "bold", "text": caption(at)[9:]}] for at in range(24)]
@@ -826,6 +840,8 @@ def test_texts_of_one_name_in_two_folders_are_explained(tmp_path: Path) -> None:
     )
     with pytest.raises(AttendError, match=said):
         detect(tmp_path)
+    with pytest.raises(AttendError, match=r"de: 24 \.txt files and no pictures: give the folder that holds both"):
+        detect(tmp_path / "captions" / "de")
 
 
 def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:
@@ -1019,7 +1035,7 @@ def test_a_blank_before_a_quotation_mark_is_no_part_of_a_field(tmp_path: Path) -
     assert texts(read(tmp_path)) == set(given)
 
 
-@pytest.mark.parametrize("sign", [": ", ":", "\uff1a", " ", " - ", " \u2014 ", " = ", " -> ", "#0 "])
+@pytest.mark.parametrize("sign", [": ", ":", "::", "\uff1a", " ", " - ", " \u2014 ", " = ", " -> ", "#0 "])
 def test_lines_of_a_name_and_a_caption_are_read(tmp_path: Path, sign: str) -> None:
     names = pictures(tmp_path, name="photo {:03d}.png")
     lines = [f"{name}{sign}{caption(at)}" for at, name in enumerate(names)]
