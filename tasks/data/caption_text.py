@@ -16,7 +16,8 @@ KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word unchanged
 # Symbols, and punctuation that does not occur in sentences.
 _SYMBOL = regex.compile(r"[\p{S}\\_#@]")
 _MARKUP = regex.compile(
-    r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|\A(?:nan|none|null|\\N|#?n/?a|#[a-z]+[!?]|tbd|todo)\Z",
+    r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|"
+    r"\A(?:nan|none|null|\\N|#?n/?a|#[a-z]+[!?]|tbd|todo|ditt?o|untitled|unknown|[\W_]+)\Z",
     regex.IGNORECASE,
 )
 _KNOWN_TAG = "<UNK>"

@@ -317,7 +317,8 @@ def _likeness(name: str, matched: Matches, most: int, is_named: bool) -> float:
     titled = 0.15 * (text in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(text)) - 0.15 * bool(_OF_OTHERS.search(text))
     shares = len(names) / matched.total * (0.5 + 0.5 * len(names) / most)
     shares *= 1 - 0.4 * sum(map(is_address, names)) / max(len(names), 1)  # prefer a column of file names
-    return shares * (0.6 + 0.4 * spelled) + (titled if is_named else 0.0)
+    numbers = 0.05 * (not any(map(LETTER.search, names)))  # an index may count the rows
+    return shares * (0.6 + 0.4 * spelled) - numbers + (titled if is_named else 0.0)
 
 
 def _as_header(

@@ -310,6 +310,13 @@ def test_an_index_that_happens_to_name_pictures_is_not_their_column(tmp_path: Pa
     assert {row.name: row.captions for row in read(tmp_path)} == {f"{at}.png": (caption(at),) for at in range(24)}
 
 
+def test_names_without_an_ending_come_before_numbers_of_rows(tmp_path: Path) -> None:
+    names = pictures(tmp_path, name="p{}.png")
+    rows = [[at, name.removesuffix(".png"), caption(23 - at)] for at, name in enumerate(reversed(names))]
+    table(tmp_path / "captions.csv", ["", "name", "caption"], *rows)
+    assert {row.name: row.captions[0] for row in read(tmp_path)} == {name: caption(at) for at, name in enumerate(names)}
+
+
 @pytest.mark.parametrize(("ending", "column"), [(".jpeg", "id"), (".tif", "year")])
 def test_numbers_do_not_name_pictures_where_names_have_another_ending(tmp_path: Path, ending: str, column: str) -> None:
     pictures(tmp_path / "images", name="img_{:03d}.png")
@@ -408,7 +415,7 @@ def test_odd_texts_are_read_as_they_are_and_noted(tmp_path: Path, change: Callab
 
 def test_a_caption_that_stands_for_none_is_noted() -> None:
     """As pandas, Excel and people write it."""
-    none = ["nan", "N/A", "#N/A", "NA", "null", r"\N", "TODO", "tbd", "#REF!"]
+    none = ["nan", "N/A", "#N/A", "NA", "null", r"\N", "-", "???", "ditto", "TODO", "tbd", "#REF!"]
     assert list(markup([*none, "my nan sits here, n/a", "todo list", "a pan"])) == none
 
 
