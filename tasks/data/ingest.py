@@ -49,7 +49,7 @@ class Ingest(Stage):
     """The stage that turns a data set into its manifest."""
 
     kind: ClassVar[str] = "ingest"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     data: DatasetOptions
 
