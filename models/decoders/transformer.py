@@ -156,18 +156,17 @@ class MultiHead(nn.Module):
         to no later key than its own.
         """
         split_queries = split_heads(queries, self.heads)
-        attention = plain_attention if trains_on_cpu(split_queries) else scaled_dot_product_attention
+        attention = plain_attention if is_slow_when_fused(split_queries) else scaled_dot_product_attention
         contexts: Tensor = attention(split_queries, keys, values, is_causal=causal)
         return contexts.transpose(1, 2).flatten(2)
 
 
-def trains_on_cpu(tensor: Tensor) -> bool:
-    """Return whether a gradient is computed on a CPU, where `plain_attention` is faster than torch's fused one.
+def is_slow_when_fused(tensor: Tensor) -> bool:
+    """Return whether the backward pass of torch's fused attention is slow: in bfloat16 on a CPU.
 
-    The backward pass of the fused attention takes 9 to 21 times as long there in bfloat16 (torch 2.15, 16 pictures with
-    five captions of 21 words), and as long as the plain one in float32.
+    It takes 7 to 21 times as long there as that of `plain_attention` (torch 2.15; docs/measured.md).
     """
-    return tensor.device.type == "cpu" and tensor.requires_grad
+    return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and tensor.requires_grad
 
 
 def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, is_causal: bool = False) -> Tensor:
