@@ -67,7 +67,7 @@ def _arguments() -> Any:
     parser.add_argument("--pictures", type=int)
     parser.add_argument("--captions", type=int)
     parser.add_argument("--dev", type=int, help="pictures of dev, by default all")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     return parser.parse_args()
 
 
