@@ -338,15 +338,20 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
         return AttendError(f"{path}: holds no captions itself{seen}, but {below[0]} does: give that folder")
     orphans = [item.text for item in folder.texts[".txt"] if not item.pictures]
     if len(orphans) > _LISTED and not folder.finder.names:
-        raise AttendError(f"{path}: {len(orphans):,} .txt files and no pictures: give the folder that holds both")
-    if len(orphans) > _LISTED:
+        own = set(orphans)
+        errors = {file: error for file, error in errors.items() if file not in own}
+        has_others = any(file.suffix.lower() in (*_CONVERT, *OTHER_PICTURES) for file in _files(path))
+        if not errors and not has_others:
+            what = f"{len(orphans):,} .txt files and no pictures: give the folder that holds both"
+            return AttendError(f"{path}: {what}")
+    elif len(orphans) > _LISTED:
         named = folder.finder.named(orphans[0].stem)
         why = f"have the name of no picture, such as {orphans[0].name}"
         what = f"name each as its picture, such as {Path(min(folder.finder.names)).stem}.txt"
         if named:
             why = f"are in other folders than the pictures, such as {orphans[0].relative_to(path)} for {named[0]}"
             what = "put one of each name into the picture's folder"
-        raise AttendError(f"{path}: {len(orphans):,} .txt files {why}: {what}")
+        return AttendError(f"{path}: {len(orphans):,} .txt files {why}: {what}")
     if errors:
         unpacked = [file for file in _files(path) if file.suffix.lower() in _CONVERT]
         error = next(iter(errors.values()))

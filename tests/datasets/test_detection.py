@@ -851,6 +851,18 @@ def test_texts_of_one_name_in_two_folders_are_explained(tmp_path: Path) -> None:
         detect(tmp_path / "captions" / "de")
 
 
+def test_texts_without_pictures_do_not_hide_what_else_is_there(tmp_path: Path) -> None:
+    for at in range(24):
+        (tmp_path / f"{at:03d}.txt").write_text(caption(at))
+    (tmp_path / "photos.zip").write_bytes(b"")
+    with pytest.raises(AttendError, match=r"photos\.zip is not read: unpack it first"):
+        detect(tmp_path)
+    (tmp_path / "photos.zip").unlink()
+    table(tmp_path / "captions.csv", ["image", "caption"], ["000.png", caption(0)])
+    with pytest.raises(AttendError, match=r"captions\.csv: none of its columns .* names pictures"):
+        detect(tmp_path)
+
+
 def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     table(tmp_path / "ratings.csv", ["image", "comment"], *([name, caption(at)] for at, name in enumerate(names[:8])))
