@@ -219,7 +219,8 @@ def _read_columns(
             f"{shortened(str(asked[0]), 60)!r}: remove those that do not describe the picture"
         )
     further = [name for name in rest if name not in columns_of(caption) and _are_files(values[name])]
-    further = [name for name in further if unnumbered(name) == unnumbered(image) != str(image)]
+    # The first of numbered columns may have no number: image, image2.
+    further = [name for name in further if unnumbered(name).removesuffix("#") == unnumbered(image).removesuffix("#")]
     if further and not isinstance(caption, str):
         raise AttendError(
             f"{file}: its columns {listed([image, *further])} name pictures, and {listed(caption)} hold captions: "
@@ -279,7 +280,7 @@ def _image_column(
         name
         for name, own in values.items()
         if name != image and own != values[image]
-        if likeness.get(name, 0) > _RIVAL * likeness[image] or (_are_numbers(matches[image]) and _are_files(own))
+        if likeness.get(name, -1.0) > _RIVAL * likeness[image] or (_are_numbers(matches[image]) and _are_files(own))
     ]
     shown = ", ".join(f"{name} ({values[name][0]})" for name in rivals)
     note = (

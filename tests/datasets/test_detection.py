@@ -1040,6 +1040,21 @@ def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path, columns: t
     assert f"(or several: [{', '.join(columns)}, more])" in detect(tmp_path).notes[0]
 
 
+def test_second_pictures_with_captions_of_their_own_are_refused_if_the_first_have_no_number(tmp_path: Path) -> None:
+    names = pictures(tmp_path, range(48))
+    rows = [[names[at], caption(at), names[at + 24], caption(at + 24)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["image", "caption", "image2", "caption2"], *rows)
+    with pytest.raises(AttendError, match="its columns image and image2 name pictures, and caption and caption2 hold"):
+        detect(tmp_path)
+
+
+def test_a_number_that_few_pictures_have_makes_no_other_column_a_name_of_pictures(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    rows = [[at if at < 24 else at + 1000, 300 + at % 7, caption(at)] for at in range(1000)]
+    table(tmp_path / "captions.csv", ["nr", "score", "caption"], *rows)
+    assert not any("so may" in note for note in detect(tmp_path).notes)
+
+
 def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: Path) -> None:
     said = {3: '"hello" says a sign', 4: '"stop sign near', 9: 'a sign that says "go"'}
     lines = [f"{name}\t{said.get(at, caption(at))}" for at, name in enumerate(pictures(tmp_path))]
