@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import unicode_of
+
+ObjectOf = Callable[[list[tuple[str, Any]]], Any]
 
 
 def json_text(path: Path) -> str:
@@ -30,14 +33,14 @@ def parse_json(path: Path) -> Any:
     return parse_text(json_text(path), path)
 
 
-def parse_json_or_lines(path: Path) -> Any:
+def parse_json_or_lines(path: Path, object_of: ObjectOf | None = None) -> Any:
     """Return the content of a JSON file, or the list of the objects in a file with one per line.
 
-    Raise AttendError as `parse_json` does.
+    object_of: see `parse_text`. Raise AttendError as `parse_json` does.
     """
     text = json_text(path)
     try:
-        return parse_text(text, path)
+        return parse_text(text, path, object_of=object_of)
     except AttendError:
         lines = text.splitlines()
         if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines if line.strip()):
@@ -45,13 +48,14 @@ def parse_json_or_lines(path: Path) -> Any:
         return [parse_text(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def parse_text(text: str | bytes, source: Path | str, line: int = 1) -> Any:
+def parse_text(text: str | bytes, source: Path | str, line: int = 1, object_of: ObjectOf | None = None) -> Any:
     """Return the value of a JSON text; raise AttendError, with line and column, if it cannot be parsed.
 
-    source: the file it is from, for the message. line: the number of its first line there.
+    source: the file it is from, for the message. line: the number of its first line there. object_of: makes each object
+    of its names and values; default: a dict, which keeps only the last value of a name that is there twice.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_of)
     except json.JSONDecodeError as error:
         where = f"{source}:{line + error.lineno - 1}"
         raise AttendError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None

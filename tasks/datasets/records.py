@@ -20,7 +20,7 @@ from pydantic import Field
 from tasks.common.errors import AttendError, reason_of
 from tasks.common.wording import counted, shortened
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, needs_text, numbered_lines
-from tasks.datasets.documents import json_text, parse_json_or_lines, parse_text, require_objects
+from tasks.datasets.documents import parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
@@ -235,13 +235,12 @@ def _json_records(path: Path) -> Iterator[Record]:
     An object whose values are texts or lists of texts becomes a record with `image` and `caption` for each name. An
     object of columns becomes a record for each row. All these may be in an object by split.
     """
-    document = parse_json_or_lines(path)
-    if isinstance(document, dict):
-        _refuse_repeated(path)
+    repeated = _Repeated()
+    document = parse_json_or_lines(path, repeated.object_of)
+    repeated.refuse(document, path)
     parts = _parts(document)
     for split, part in parts.items():
-        if isinstance(part, dict):
-            _refuse_repeated(path, split)
+        repeated.refuse(part, path)
         for where, record in _document_records(part or [], path, split):
             yield where, {**record, "split": split}
     if not parts:
@@ -307,16 +306,26 @@ def _advice_on_lists(lists: list[str], split: str | None) -> str:
     return 'has no list of objects with picture and caption: write [{"image": "a.jpg", "caption": "a dog runs"}, ...]'
 
 
-def _refuse_repeated(path: Path, split: str | None = None) -> None:
-    """Raise AttendError if the object in a JSON file has a name twice, because Python's reader keeps only the last.
+class _Repeated:
+    """The objects of a JSON document that have a name twice, of which Python's reader keeps only the last value."""
 
-    split: the name of the object in it that is meant; None for the whole.
-    """
-    pairs = json.loads(json_text(path), object_pairs_hook=list)
-    pairs = pairs if split is None else dict(pairs)[split]
-    twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
-    if twice:
-        raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")
+    def __init__(self) -> None:
+        self.found: list[tuple[dict[str, Any], str]] = []  # each object, and the name
+
+    def object_of(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the object of these names and values, and remember it if a name is there twice."""
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            times = Counter(name for name, _ in pairs)
+            self.found.append((found, next(name for name in times if times[name] > 1)))
+        return found
+
+    def refuse(self, document: Any, path: Path) -> None:
+        """Raise AttendError if this object has a name twice. path: its file."""
+        for found, name in self.found:
+            if found is document:
+                what = "its records into one list" if name.lower() in SPLIT_NAMES else "its captions as a list"
+                raise AttendError(f"{path}: {name!r} is there more than once: write {what}")
 
 
 def _with_answer(record: dict[str, Any]) -> dict[str, Any]:

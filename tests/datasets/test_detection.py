@@ -1215,7 +1215,7 @@ def test_a_split_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None
     records = [{"image": name, "caption": caption(at)} for at, name in enumerate(pictures(tmp_path, range(60)))]
     parts = [f'"{split}": {json.dumps(records[at : at + 20])}' for at, split in enumerate(("train", "train", "val"))]
     (tmp_path / "captions.json").write_text(f"{{{', '.join(parts)}}}")
-    with pytest.raises(AttendError, match=r"captions\.json: 'train' is there more than once: write its captions as"):
+    with pytest.raises(AttendError, match=r"captions\.json: 'train' is there more than once: write its records into"):
         detect(tmp_path)
 
 
