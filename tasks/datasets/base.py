@@ -278,8 +278,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open("rb") as file:
         for number, encoded in enumerate(file, 1):
             try:
+                if number == 1 and unicode_of(encoded) != "utf-8-sig":
+                    raise UnicodeError
                 line = encoded.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
+            except UnicodeError:
                 raise AttendError(f"{path}:{number}: is not UTF-8 text: save it as UTF-8") from None
             if line.strip():
                 yield number, line

@@ -526,6 +526,8 @@ def of_tars(path: Path) -> Reading:
         field, notes = _caption_field(list(filter(None, documents)), tars[0])
         options["caption_field"] = field
         texts = [str(document[field]) for document in documents if document.get(field)]
+    if not seen:
+        raise AttendError(f"{tars[0]}: holds no samples: put pictures with their .txt files there, or remove it")
     if not texts:
         kinds = listed([f".{suffix}" for suffix in sorted(seen)])
         raise AttendError(f"{tars[0]}: its samples, of {kinds}, hold no captions: if it is a folder, unpack it first")

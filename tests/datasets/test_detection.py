@@ -1219,6 +1219,20 @@ def test_a_split_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None
         detect(tmp_path)
 
 
+def test_a_tar_without_files_is_refused(tmp_path: Path) -> None:
+    tar_of(tmp_path / "0.tar", {})
+    with pytest.raises(AttendError, match=r"0\.tar: holds no samples: put pictures with their \.txt files there"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_json_lines_in_utf_16_are_to_be_saved_as_utf_8(tmp_path: Path, encoding: str) -> None:
+    lines = [json.dumps({"image": name, "caption": caption(at)}) for at, name in enumerate(pictures(tmp_path))]
+    (tmp_path / "captions.jsonl").write_bytes("\n".join(lines).encode(encoding))
+    with pytest.raises(AttendError, match=r"captions\.jsonl:1: is not UTF-8 text: save it as UTF-8"):
+        detect(tmp_path)
+
+
 COCO = {"images": [{"id": 1, "file_name": "000.png"}], "annotations": [{"image_id": 1, "caption": caption(0)}]}
 
 
