@@ -197,7 +197,10 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
                     )
                 yield f"{path}:{start}", dict(zip(header, values, strict=True))
         except csv.Error as error:
-            raise AttendError(f"{path}:{reader.line_num}: is not well-formed: {error}") from None
+            raise AttendError(
+                f"{path}:{reader.line_num}: is not well-formed: {error}: enclose the field in quotation marks, and "
+                "write those within it twice"
+            ) from None
         except UnicodeError:
             name = "UTF-8" if encoding == "utf-8-sig" else encoding
             raise AttendError(

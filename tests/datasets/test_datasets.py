@@ -454,6 +454,12 @@ MALFORMED: list[tuple[str, str, Spoil, str]] = [
     ("table", "t.csv", text("t.csv", "image,caption,caption\na.jpg,x,y\n"), r"t.csv: the column 'caption' .* 2 times"),
     ("table", "t.csv", text("t.csv", "image,caption\na.jpg,\n"), r"t.csv:2: caption: is empty"),
     ("table", "t.csv", text("t.csv", 'image,caption\na.jpg,"x\n'), r"t.csv:\d: is not well-formed"),
+    (
+        "table",
+        "t.csv",
+        text("t.csv", 'image,caption\na.jpg, "x" says y\n'),
+        r"t.csv:2: .*: enclose the field in quotation",
+    ),
     ("table", "t.csv", text("t.csv", b"image,caption\na.jpg,\xff\n"), r"t.csv:\d: is not UTF-8"),
     ("table", "t.csv", text("t.csv", "image,caption,split\na,x,train\na,y,dev\n"), r"t.csv:3: split: a is in dev here"),
     ("table", "t.csv", text("t.csv", "image,caption,split\na,x,trian\n"), r"t.csv:2: split: 'trian'"),
