@@ -403,7 +403,7 @@ def test_rows_at_fault_are_all_found_and_may_be_left_out(
     lines = rows(folder)
     table(folder / "captions.csv", [*lines, ("gone.png", "x"), (lines[0][0], " ")], ",", "utf-8", ("image", "caption"))
     assert [fault.split(": ", 1)[1][:40] for fault in surveyed(folder).faults] == [
-        "caption: is ' '; a text is needed",
+        "caption: is empty; a text is needed",
         f"gone.png is captioned, but there is no such picture in {folder}"[:40],
     ]
     monkeypatch.chdir(tmp_path)
@@ -415,7 +415,7 @@ def test_rows_at_fault_are_all_found_and_may_be_left_out(
     manifest = artifacts(config, "ingest")["ingest"]
     assert manifest.ledger.counts["left out"] == 2 and manifest.ledger.counts["pictures"] == COUNT
     assert len((manifest.path / "left_out.txt").read_text().splitlines()) == 2
-    with pytest.raises(AttendError, match=r"captions.csv:27: caption: is ' '"):
+    with pytest.raises(AttendError, match=r"captions.csv:27: caption: is empty"):
         run_stage(load("photographs.yaml", ["data.on_error=stop", f"machine.workspace={tmp_path / 'other'}"]), "ingest")
 
 
