@@ -371,7 +371,7 @@ def test_the_dev_loss_is_that_of_the_captions_word_by_word(workspace: Path) -> N
                 total -= float(torch.log_softmax(logits[0, 0].double(), dim=-1)[following].detach())
                 number += 1
     history = pq.read_table(results["train"].path / trained.HISTORY).to_pylist()
-    best = max(history, key=lambda row: (row["dev_bleu4"], row["epoch"]))
+    best = max(history, key=lambda row: (row["dev_cider"], row["epoch"]))
     assert best["dev_loss"] == pytest.approx(total / number, rel=1e-5)
     assert best["dev_perplexity"] == pytest.approx(math.exp(total / number), rel=1e-5)
 
