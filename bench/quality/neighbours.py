@@ -67,7 +67,7 @@ def _arguments() -> Any:
     parser.add_argument("--pictures", type=int)
     parser.add_argument("--captions", type=int)
     parser.add_argument("--dev", type=int, help="pictures of dev, by default all")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, help="by default those of `best`")
     return parser.parse_args()
 
 
@@ -77,7 +77,7 @@ def _config(args: Any, data: Path, neighbours: str) -> Config:
         f"grids.weights={args.weights.absolute()}",
         "tuning=null",
         f"training.seed={args.seed}",
-        f"training.epochs={args.epochs}",
+        *([f"training.epochs={args.epochs}"] if args.epochs else []),
         f"evaluation.neighbours='{neighbours}'",
         f"machine.workspace={args.workspace}",
         *_BACKBONES[args.backbone],

@@ -81,7 +81,7 @@ def train_base(flickr: Flickr, weights: Path, workspace: Path) -> Config:
     """Train the captioner without dogs and register it, unless that is done, and return its config."""
     table = flickr.write(workspace / "tables" / "base", flickr.base())
     data = f"data={{adapter: table, path: {table}, images: {flickr.images}}}"
-    settings = [f"machine.workspace={workspace}", "evaluation.split=test", "training.epochs=6"]
+    settings = [f"machine.workspace={workspace}", "evaluation.split=test"]
     config = load("base", ["name=base", data, _grids(weights), *settings])
     run_until(config)
     return config

@@ -176,7 +176,7 @@ def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, is_causal: bo
     """
     scores = (queries @ keys.transpose(-2, -1)).float() / math.sqrt(queries.shape[-1])
     if is_causal:
-        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(diagonal=1)
+        scores = scores + scores.new_full(scores.shape[-2:], -torch.inf).triu(diagonal=1)
     contexts: Tensor = torch.softmax(scores, dim=-1).to(values.dtype) @ values
     return contexts
 

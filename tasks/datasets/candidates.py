@@ -70,16 +70,20 @@ class Reading:
         """Return how much this looks like captions: varied texts of several words, for most of its pictures."""
         named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
         titled = 1.2 if re.search("caption|metadata", self.file.stem.lower()) else 1.0
-        named *= 0.5 if set(self.found.columns) >= _OF_A_MODEL else 1.0
+        written = 0.5 if self._is_of_a_model else 1.0
         words = min(self.found.words, _WORDS) / _WORDS
-        return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
+        return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled * written
+
+    @property
+    def _is_of_a_model(self) -> bool:
+        return set(self.found.columns) >= _OF_A_MODEL
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the notes that `attend init` prints."""
         texts = self.found.texts
         odd = list(odd_texts(texts))
-        if set(self.found.columns) >= _OF_A_MODEL:
+        if self._is_of_a_model:
             odd.append("was written by `attend caption`: use it only if people have corrected its captions")
         if self.options["adapter"] != "texts":  # their lines were examined before
             odd += odd_beginnings(texts, len(texts))

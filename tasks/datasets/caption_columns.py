@@ -164,7 +164,7 @@ def caption_column(
         shown = shortened(str(values[caption][0]), 60)
         likeliest = f"of {caption}, the likeliest, one is {shown!r}{note_on_objects(values)}"
         raise AttendError(f"{where}: {NO_TEXTS} that could be captions; {likeliest}")
-    stems = {name: unnumbered(name).removesuffix("#") for name in texts if words[name] >= FEWEST_WORDS}
+    stems = {name: unnumbered(name) for name in texts if words[name] >= FEWEST_WORDS}
     are_captions = any(name in stems.get(caption, "").lower() for name in CAPTION_NAMES)
     # The first of them may have no number: caption, caption2.
     numbered = [name for name, stem in stems.items() if stem == stems.get(caption) and are_captions]
@@ -203,8 +203,8 @@ def _likeness(name: str) -> tuple[int, int]:
 
 
 def unnumbered(name: str) -> str:
-    """Return a column's name with `#` in place of its number; unchanged if it has none."""
-    return re.sub(r"[ _.-]?\d+$", "#", str(name))
+    """Return a column's name without the number at its end; unchanged if it has none."""
+    return re.sub(r"[ _.-]?\d+$", "", str(name))
 
 
 def _odd_cells(values: list[Any]) -> str:

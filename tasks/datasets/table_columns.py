@@ -220,7 +220,7 @@ def _read_columns(
         )
     further = [name for name in rest if name not in columns_of(caption) and _are_files(values[name])]
     # The first of numbered columns may have no number: image, image2.
-    further = [name for name in further if unnumbered(name).removesuffix("#") == unnumbered(image).removesuffix("#")]
+    further = [name for name in further if unnumbered(name) == unnumbered(image)]
     if further and not isinstance(caption, str):
         raise AttendError(
             f"{file}: its columns {listed([image, *further])} name pictures, and {listed(caption)} hold captions: "
