@@ -147,7 +147,7 @@ def run(config: Any) -> None:
 
 @pytest.mark.slow
 def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) -> None:
-    learning = {"training__epochs": 12, "training__learning_rate": 0.01, "training__patience": 12}
+    learning: dict[str, Any] = {"training__epochs": 12, "training__learning_rate": 0.01, "training__patience": 12}
     learning |= {"training__select": "bleu4"}  # so that it need not begin with the best CIDEr
     # Ten samples of each picture: with the five of the default, chance moves a mean reward as far as learning does.
     critical = {**CRITICAL, "epochs": 12, "samples": 10}
