@@ -5,8 +5,9 @@
 CONFIG is a config or preset with SECTION.FIELD=VALUE settings. All decoders use its grids, captions and evaluation, and
 `ours` uses its decoder, training and self_critical. Each step has 16 pictures with all their captions. Each recipe is
 reimplemented from its repository, with the same optimiser, learning rate, clipping and dropout. Every 375 steps, the
-weights that are best on dev by greedy BLEU-4 (the tutorial) or CIDEr (the other decoders) are saved. `ratio` is CIDEr
-divided by the CIDEr of `ours`.
+weights that are best on dev by greedy BLEU-4 (the tutorial) or CIDEr (the other decoders) are saved. The captions are
+the likeliest of the config's beam, and those that neighbours choose from it, with settings fitted as in `evaluate`.
+`ratio` is CIDEr divided by the CIDEr of `ours`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,22 +26,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.machine import describe
-from bench.pipelines import planned, run_until
+from bench.pipelines import planned
 from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
 from models.decoders.base import Decoder
 from models.decoders.ensemble import Ensemble
 from models.decoders.show_attend_tell import ShowAttendTell
+from models.neighbours import Memory
 from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
+from models.search import Caption
 from models.torch_steps import decode
 from models.vocabulary import END, FORBIDDEN, NULL, START, UNK
 from tasks.config.devices import device_of
 from tasks.config.schema import Config, load
 from tasks.data.caption_files import read_frequencies, read_vocabulary
 from tasks.data.manifest import read_pictures
-from tasks.grids.index import open_grids
+from tasks.evaluation.evaluate_decoder import choose_neighbours
+from tasks.evaluation.picture_search import PictureSearch, SearchResult
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.ptb import tokenize
-from tasks.training.batches import Batch, GridBatches, grids_in_order
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.run import run_stage
+from tasks.training.batches import Batch, GridBatches
 from tasks.training.fit_decoder import DecoderInputs, prepare
 from tasks.training.objectives import attention_penalty
 from tasks.training.outputs import HISTORY, load_decoder
@@ -49,7 +55,7 @@ from tasks.training.reinforce_decoder import as_tokens
 from tasks.training.rewards import Rewards
 
 _EPOCH = 375  # steps between two validations
-METRICS = (("bleu", "bleu4"), ("meteor", "meteor"), ("rouge", "rouge_l"), ("cider", "cider"))
+_METRICS = (("bleu", "bleu4"), ("meteor", "meteor"), ("cider", "cider"))
 
 
 @dataclass(frozen=True)
@@ -106,17 +112,19 @@ def main() -> None:
     args, settings = _arguments()
     describe()
     config = load(args.config, [*settings, f"training.seed={args.seed}", f"machine.threads={args.threads}"])
-    run_until(config, "evaluate")
-    bench = Bench(config, args.seed)
-    print("\n| decoder and recipe | objective | steps | BLEU-4 | METEOR | ROUGE-L | CIDEr | ratio | minutes |")
-    print("| --- " * 9 + "|")
+    plan = planned(config, "evaluate")
+    for stage in plan.stages[:-1]:  # `evaluate` itself is left out: `Bench.scores` does its work for every decoder
+        run_stage(plan, stage.name)
+    bench = Bench(config, plan.by_kind, args.seed)
+    scores = "BLEU-4 | METEOR | CIDEr | ratio"
+    print(f"\n| decoder and recipe | objective | steps | {scores} | ranked: {scores} | minutes |")
+    print("| --- " * 12 + "|")
     rows = bench.ours()
     for row in rows:
-        print(_line(row, rows[0].scores["cider"]), flush=True)
+        print(_line(row, rows[0]), flush=True)
     for name in args.peers or PEERS:
         for row in bench.train(name, PEERS[name], args.steps, args.rewarded):
-            base = rows[-1 if row.objective != "cross-entropy" else 0]
-            print(_line(row, base.scores["cider"]), flush=True)
+            print(_line(row, rows[-1 if row.objective != "cross-entropy" else 0]), flush=True)
 
 
 def _arguments() -> tuple[Any, list[str]]:
@@ -138,27 +146,29 @@ def _arguments() -> tuple[Any, list[str]]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. scores: of beam search, on the config's split."""
+    """A row of the table. likeliest, ranked: scores of the likeliest captions, and of those that neighbours choose."""
 
     name: str
     objective: str
     steps: int
-    scores: dict[str, float]
+    likeliest: dict[str, float]
+    ranked: dict[str, float]
     minutes: float
 
 
-def _line(row: Row, cider: float) -> str:
-    scores = [f"{row.scores[score]:.1f}" for _, score in METRICS]
-    cells = [row.name, row.objective, f"{row.steps:,}", *scores, f"{row.scores['cider'] / cider:.2f}"]
+def _line(row: Row, ours: Row) -> str:
+    cells = [row.name, row.objective, f"{row.steps:,}"]
+    for scores, base in ((row.likeliest, ours.likeliest), (row.ranked, ours.ranked)):
+        cells += [f"{scores[score]:.1f}" for _, score in _METRICS]
+        cells.append(f"{scores['cider'] / base['cider']:.2f}")
     return f"| {' | '.join(cells)} | {row.minutes:.0f} |"
 
 
 class Bench:
     """The common inputs: batches of the train split, dev, and the pictures that are scored."""
 
-    def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.seed = config, seed
-        artifacts = self._artifacts = planned(config, "evaluate").by_kind
+    def __init__(self, config: Config, artifacts: dict[str, Artifact], seed: int) -> None:
+        self.config, self.seed, self._artifacts = config, seed, artifacts
         self._sources = DecoderInputs(artifacts["ingest"], artifacts["tensorise"], artifacts["extract"])
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
@@ -177,7 +187,7 @@ class Bench:
             decoder, _ = load_decoder(self._artifacts[kind].path)
             objective = "cross-entropy" if kind == "train" else "then CIDEr-D"
             minutes = sum(row["seconds"] for row in history) / 60
-            rows.append(Row("ours", objective, int(history[-1]["step"]), self.scores(decoder), minutes))
+            rows.append(Row("ours", objective, int(history[-1]["step"]), *self.scores(decoder), minutes))
         return rows
 
     def train(self, name: str, peer: Peer, steps: int, rewarded: int) -> Iterator[Row]:
@@ -185,13 +195,13 @@ class Bench:
         torch.manual_seed(self.seed)
         decoder = peer.make(self.batches.channels, len(self.vocabulary)).to(self.device)
         minutes = self._fit(decoder, peer, steps, self._teacher_forced, lambda step: peer.rate(step, steps))
-        yield Row(name, "cross-entropy", steps, self.scores(decoder), minutes)
+        yield Row(name, "cross-entropy", steps, *self.scores(decoder), minutes)
         if peer.rewarded is not None and rewarded:
             rate = peer.rewarded
             frequencies = read_frequencies(self._artifacts["tensorise"].path)
             loss = SelfCritical(Rewards(frequencies), self.max_length)
             minutes = self._fit(decoder, peer, rewarded, lambda *given: loss(*given[:2]), lambda _: rate)
-            yield Row(name, "then CIDEr-D", rewarded, self.scores(decoder), minutes)
+            yield Row(name, "then CIDEr-D", rewarded, *self.scores(decoder), minutes)
 
     def _fit(
         self, decoder: Decoder, peer: Peer, steps: int, loss_of: Callable[..., Tensor], rate: Callable[[int], float]
@@ -230,21 +240,23 @@ class Bench:
             loss = loss + peer.doubly_stochastic * attention_penalty(states.alphas, batch.valid)
         return loss
 
-    def scores(self, decoder: Decoder | Ensemble) -> dict[str, float]:
-        """Return the scores, in percent, of captions of the evaluated split, decoded with the config's search."""
+    def scores(self, decoder: Decoder | Ensemble) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the scores in percent, on the evaluated split, of the likeliest captions and of the ranked ones."""
         evaluation, machine = self.config.evaluation, self.config.machine
-        grids = open_grids(self._artifacts["extract"], machine)
-        pictures = read_pictures(self._artifacts["ingest"].path, evaluation.split)
-        pictures = [picture for picture in pictures if picture.digest in grids]
-        decoder.eval()
-        inference = decoder.for_inference()
-        scored: list[ScoredCaption] = []
-        with torch.inference_mode():
-            for _, grid in grids_in_order([picture.digest for picture in pictures], grids, 32):
-                for caption, *_ in decode(inference, grid.to(self.device), evaluation.decoding()):
-                    references = [tokenize(text) for text in pictures[len(scored)].captions]
-                    scored.append(ScoredCaption(tokenize(self.vocabulary.text(caption.tokens)), references))
-        return {score: measure(metric, scored)[score] for metric, score in METRICS}
+        memory = Memory.load(self._artifacts["remember"].path)
+        search = PictureSearch(evaluation, machine, self._artifacts["extract"], decoder, memory)
+        found = search.find(read_pictures(self._artifacts["ingest"].path, evaluation.split))
+        assert memory.captions is not None
+        choice = choose_neighbours(evaluation, found, memory.captions, self.vocabulary, is_scored=True)
+        ranked = [item.captions[0] for item in choice.rank(search, found)]
+        return self._scores(found, [captions[0] for captions in found.captions]), self._scores(found, ranked)
+
+    def _scores(self, found: SearchResult, captions: Sequence[Caption]) -> dict[str, float]:
+        corpus = [
+            ScoredCaption(tokenize(self.vocabulary.text(caption.tokens)), [tokenize(text) for text in picture.captions])
+            for picture, caption in zip(found.pictures, captions, strict=True)
+        ]
+        return {score: measure(metric, corpus)[score] for metric, score in _METRICS}
 
 
 class SelfCritical:

@@ -32,6 +32,7 @@ from tasks.common.files import digest_of_file
 from tasks.config.schema import Config, validate
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
+_START_SECONDS = 180  # that a server or a worker may take to start on a busy machine
 
 
 class Cluster(NamedTuple):
@@ -146,7 +147,7 @@ def _wait_for(prefect: str, dask: str, number: int) -> None:
     """Wait until the server answers and the scheduler has the given number of workers."""
     from distributed import Client
 
-    last = time.monotonic() + 60
+    last = time.monotonic() + _START_SECONDS
     while True:
         try:
             urllib.request.urlopen(f"{prefect}/health", timeout=5).close()
@@ -155,8 +156,8 @@ def _wait_for(prefect: str, dask: str, number: int) -> None:
             if time.monotonic() > last:
                 raise
             time.sleep(0.2)
-    with Client(dask, timeout=60, set_as_default=False) as client:
-        client.wait_for_workers(number, timeout=60)
+    with Client(dask, timeout=_START_SECONDS, set_as_default=False) as client:
+        client.wait_for_workers(number, timeout=_START_SECONDS)
 
 
 @contextmanager

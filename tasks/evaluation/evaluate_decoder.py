@@ -35,6 +35,7 @@ from tasks.neighbours.fit import FITTED_TO as MOST_FITTED_TO
 from tasks.neighbours.fit import Candidates, copied
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.training.fit_decoder import DecoderInputs
+from tasks.training.outputs import load_decoder
 
 
 def evaluate_decoder(
@@ -56,13 +57,14 @@ def evaluate_decoder(
     memory = Memory.load(remembered.path)
     stored = memory.captions
     assert stored is not None  # only the memory in a registered model may lack them
-    search = PictureSearch(evaluation, machine, sources.grids, trained, memory)
+    decoder, _ = load_decoder(trained.path)
+    search = PictureSearch(evaluation, machine, sources.grids, decoder, memory)
     scored = search.find(pictures)
     dev = None
     if evaluation.split != "dev":
         dev_pictures = read_pictures(sources.manifest.path, "dev")
         dev = search.find(random.Random(0).sample(dev_pictures, min(len(dev_pictures), MOST_FITTED_TO)))
-    choice = _choose_neighbours(evaluation, scored if dev is None else dev, stored, vocabulary, dev is None)
+    choice = choose_neighbours(evaluation, scored if dev is None else dev, stored, vocabulary, dev is None)
 
     def write(result: SearchResult, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:
         rows = rows_of(result, ranked, search.features(result, ranked), copies, vocabulary, evaluation)
@@ -91,7 +93,7 @@ def evaluate_decoder(
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """How neighbours rank captions.
 
     whole: the settings fitted to all pictures of dev, or configured; None if neighbours do not rank, and `why` says
@@ -115,15 +117,15 @@ class _Choice:
         return [ranked[number] for number in range(len(scored.pictures))]
 
 
-def _choose_neighbours(
+def choose_neighbours(
     evaluation: EvaluationConfig, dev: SearchResult, stored: StoredCaptions, vocabulary: Vocabulary, is_scored: bool
-) -> _Choice:
+) -> Choice:
     """Return how neighbours rank captions. dev: the pictures to fit to. is_scored: whether they are scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":
         why = "evaluation.neighbours is off" if evaluation.neighbours == "off" else "the captions are drawn at random"
-        return _Choice(None, why, f"neighbours rank no captions: {why}")
+        return Choice(None, why, f"neighbours rank no captions: {why}")
     if evaluation.neighbours != "fitted":
-        return _Choice(
+        return Choice(
             Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
         )
     lengths = evaluation.decoding().lengths
@@ -136,9 +138,9 @@ def _choose_neighbours(
     quality = f"{candidates.measure} of {len(dev.pictures):,} pictures of dev {100 * fitted.gain:+.1f}"
     if fitted.neighbours is None:
         why = f"that does not help ({quality})"
-        return _Choice(None, why, f"neighbours rank no captions: {why}", halves)
+        return Choice(None, why, f"neighbours rank no captions: {why}", halves)
     doubt = "" if fitted.gain > 0 else ", too few to say that it does not help"
-    return _Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}{doubt}", halves)
+    return Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}{doubt}", halves)
 
 
 def _add_confidence(out: Path, acceptable: float) -> ConfidenceScores | str:

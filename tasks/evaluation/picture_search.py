@@ -10,7 +10,8 @@ import numpy as np
 
 from models.captioned import key_of_digest
 from models.confidence import features_of
-from models.decoders.ensemble import members_of
+from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble, members_of
 from models.decoding_rules import Floats
 from models.neighbours import Memory, NearestPictures, pool
 from models.options import Neighbours
@@ -27,7 +28,6 @@ from tasks.grids.index import open_grids
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact
 from tasks.training.batches import decode_batch_size, grids_in_order
-from tasks.training.outputs import load_decoder
 
 _READ_AT_ONCE = 64
 
@@ -60,12 +60,16 @@ class PictureSearch:
     """
 
     def __init__(
-        self, evaluation: EvaluationConfig, machine: MachineConfig, grids: Artifact, decoder: Artifact, memory: Memory
+        self,
+        evaluation: EvaluationConfig,
+        machine: MachineConfig,
+        grids: Artifact,
+        decoder: Decoder | Ensemble,
+        memory: Memory,
     ) -> None:
         device = device_of(machine)
-        loaded, _ = load_decoder(decoder.path)
-        self._members = len(members_of(loaded))
-        self._steps = TorchSteps(loaded.to(device).eval().for_inference(), device)
+        self._members = len(members_of(decoder))
+        self._steps = TorchSteps(decoder.to(device).eval().for_inference(), device)
         self._evaluation, self._decoding, self._machine = evaluation, evaluation.decoding(), machine
         self._grids, self._memory = open_grids(grids, machine), memory
 

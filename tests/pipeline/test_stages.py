@@ -479,7 +479,8 @@ def test_batch_size_does_not_change_the_captions(workspace: Path) -> None:
     for size in (1, 7):
         config = small(workspace, machine__decode_batch=size)
         memory = Memory.load(found["remember"].path)
-        search = PictureSearch(config.evaluation, config.machine, found["extract"], found["train"], memory)
+        decoder, _ = trained.load_decoder(found["train"].path)
+        search = PictureSearch(config.evaluation, config.machine, found["extract"], decoder, memory)
         captions.append([[caption.tokens for caption in own] for own in search.find(pictures).captions])
     assert captions[0] == captions[1]
 
