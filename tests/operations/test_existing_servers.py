@@ -77,7 +77,7 @@ def test_a_worker_runs_what_the_server_schedules_until_it_is_stopped(project: Pa
         completed = {"flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
         wait(lambda: ask(f"{env['PREFECT_API_URL']}/flow_runs/filter", completed) != [], 300, project / "server.log")
         begun.terminate()
-        begun.wait(600)  # it waits for the run that has begun meanwhile
+        begun.wait(300)  # it waits for the run that has begun meanwhile
 
 
 @contextlib.contextmanager
