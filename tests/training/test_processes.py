@@ -96,11 +96,12 @@ def assert_same(ours: Config, theirs: Config, stage: str, tolerance: float = 1e-
     (rows, weights), (others, their_weights) = told(ours, stage), told(theirs, stage)
     assert len(rows) == len(others)
     for row, other in zip(rows, others, strict=True):
-        # A perplexity's relative error is the absolute error of its loss.
-        assert row == pytest.approx(other, rel=tolerance, abs=tolerance, nan_ok=True)
+        assert row == pytest.approx(other, rel=tolerance / 5, abs=tolerance, nan_ok=True)  # a perplexity is some tens
     for name, value in weights.items():
-        # Not each by itself: where a gradient is nearly 0, rounding decides in which direction Adam moves a weight.
-        assert np.sqrt(np.mean((value - their_weights[name]) ** 2)) < 20 * tolerance, name
+        difference = np.abs(value - their_weights[name])
+        # A few may differ more: where a gradient is nearly 0, rounding decides in which direction Adam moves a weight.
+        assert np.mean(difference > 20 * tolerance) < 1e-3, name
+        assert np.sqrt(np.mean(difference**2)) < 20 * tolerance, name
 
 
 @pytest.fixture(scope="module")
