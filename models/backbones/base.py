@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,7 +215,23 @@ def make(name: str, grid: int | None = None, seed: int | None = None, layer: int
 
 
 class _Tracer(fx.Tracer):
-    """A tracer that treats convolutions as leaves, because some of timm's compute padding from the picture's size."""
+    """A tracer that treats convolutions as leaves, because some of timm's compute padding from the picture's size.
+
+    While it traces, fx replaces `nn.Module.__call__` for all threads: a server may be captioning in another. Modules
+    called there run as usual, and only one network is traced at a time.
+    """
+
+    _lock = threading.Lock()
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        with self._lock:
+            self._thread = threading.get_ident()
+            return super().trace(*args, **kwargs)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from torchvision.models import (
 from torchvision.models import googlenet as library_googlenet
 
 from models.backbones import BACKBONES
-from models.backbones.base import make
+from models.backbones.base import fold_norms, make
 from models.backbones.encoder import Encoder, Precision
 from models.photographs import normalise
 from tasks.common.errors import AttendError
@@ -129,6 +130,28 @@ def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
         left = [module for module in encoder.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
         assert not left or name in ("tiny", "timm:densenet121")  # some come after a pooling, or a concatenation
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+
+
+class _Interrupted(nn.Module):
+    """A network that runs another one in another thread, each time that its own forward pass is run or traced."""
+
+    def __init__(self, other: nn.Module, photographs: torch.Tensor) -> None:
+        super().__init__()
+        self.own, self._run, self.maps = nn.Conv2d(3, 4, 1), lambda: other(photographs), list[torch.Tensor]()
+
+    def forward(self, photographs: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            self.maps.append(pool.submit(self._run).result(timeout=60))
+        maps: torch.Tensor = self.own(photographs)
+        return maps
+
+
+def test_another_thread_captions_while_batch_norms_are_folded() -> None:
+    serving, photographs = Encoder(make("tiny", seed=0)).backbone.features, torch.rand(1, 3, 64, 64)
+    network = _Interrupted(serving, photographs)
+    folded = fold_norms(network)
+    assert torch.equal(network.maps[0], serving(photographs))
+    assert torch.equal(folded(photographs), network.own(photographs))
 
 
 @pytest.mark.slow
