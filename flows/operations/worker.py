@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,4 +35,5 @@ def become_worker(options: ServiceOptions) -> NoReturn:
     deploy(options, env)
     log.info(f"a worker of the pool {POOL} at {env[_API]}, until SIGTERM or Ctrl-C")
     os.chdir(project)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background commands ignore it; the worker stops by it
     os.execvpe(WORKER[0], WORKER, env)

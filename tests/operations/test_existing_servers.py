@@ -82,9 +82,10 @@ def test_a_worker_runs_what_the_server_schedules_until_it_is_stopped(project: Pa
 
 @contextlib.contextmanager
 def worker(project: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`attend up --worker-only`, which has deployed and takes runs."""
+    """`attend up --worker-only`, which has deployed and takes runs, started as a script starts it in the background."""
     log = project / f"worker-{time.monotonic_ns()}.log"
-    command = [sys.executable, "-m", "flows.commands.cli", "up", str(project / "photos.yaml"), "--worker-only"]
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # shells let such commands ignore SIGINT
+    command += [sys.executable, "-m", "flows.commands.cli", "up", str(project / "photos.yaml"), "--worker-only"]
     command += ["--workspace", str(project / "workspace"), "--project", str(project)]
     with log.open("ab") as output:
         begun = subprocess.Popen(command, env=env, cwd=project, stdout=output, stderr=output, start_new_session=True)
