@@ -222,7 +222,7 @@ class BaseCaptioner(ABC):
         def score_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
             return as_captions(self.steps, start.keep(np.array(pictures)), copies)
 
-        return rank(self.memory.captions, nearest, candidates, self.neighbours, settings, score_copies)
+        return rank(self.memory, nearest, candidates, self.neighbours, settings, score_copies)
 
     def _supporting(self, ranked: Ranked) -> list[SupportingPicture]:
         """Return the training pictures that most support the best caption of a picture, strongest first."""

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .decoding_rules import Floats
+from .matcher import Matcher
 from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
 
 _FILE = "memory.npz"
 _CAPTION_ARRAYS = ("tokens", "lengths", "counts", "norms")
+_MATCHER_ARRAYS = ("projection", "bias", "words")
 _BATCH = 64  # pictures compared with the memory at once
 _MIN_LOOKED_UP = 60  # pictures looked up, at least
 _NEAREST = 5  # nearest of these, whose distances are averaged
@@ -72,6 +74,11 @@ class StoredCaptions:
         captions = self._caption_ends[pictures][owners] - before
         return PictureCaptions(self._rows(captions), owners, self.norms[captions])
 
+    def draw(self, pictures: Ids, generator: np.random.Generator) -> Ids:
+        """Return the tokens of a caption of each of P pictures, drawn at random: (P, T) padded with -1."""
+        chosen = (generator.random(len(pictures)) * self.counts[pictures]).astype(np.int64)
+        return self._rows(self._caption_ends[pictures] - 1 - chosen)
+
     def _rows(self, captions: Ids) -> Ids:
         """Return the tokens of R captions, (R, T) padded with -1."""
         lengths = self.lengths[captions].astype(np.int64)
@@ -100,6 +107,7 @@ class Memory:
     grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the mean and the principal axes of
     their pooled grids (see `pool`). vectors (M, D) float16, or float32 if a number is too large for that: each
     picture's pooled grid less the mean, projected on the axes. captions: the pictures' captions; None if not kept.
+    matcher: a dual encoder of vectors and captions; None if there are too few captions to train it, or none are kept.
     """
 
     grid: Floats
@@ -107,6 +115,7 @@ class Memory:
     basis: Floats
     vectors: Floats | npt.NDArray[np.float16]
     captions: StoredCaptions | None = None
+    matcher: Matcher | None = None
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""
@@ -116,6 +125,8 @@ class Memory:
             arrays |= {name: getattr(self.captions, name) for name in _CAPTION_ARRAYS}
             arrays |= {"ngrams": frequencies.keys, "document_frequencies": frequencies.counts.astype(np.int32)}
             arrays["documents"] = np.int64(frequencies.pictures)
+        if self.matcher is not None:
+            arrays |= {name: getattr(self.matcher, name) for name in _MATCHER_ARRAYS}
         np.savez(folder / _FILE, **arrays)
 
     @classmethod
@@ -128,7 +139,8 @@ class Memory:
             counts = arrays["document_frequencies"].astype(np.float64)
             frequencies = Frequencies(arrays["ngrams"], counts, int(arrays["documents"]))
             captions = StoredCaptions(**{name: arrays[name] for name in _CAPTION_ARRAYS}, frequencies=frequencies)
-        return cls(arrays["grid"], arrays["mean"], arrays["basis"], arrays["vectors"], captions)
+        matcher = Matcher(**{name: arrays[name] for name in _MATCHER_ARRAYS}) if "words" in arrays else None
+        return cls(arrays["grid"], arrays["mean"], arrays["basis"], arrays["vectors"], captions, matcher)
 
     @cached_property
     def _scale(self) -> Floats:
@@ -142,7 +154,7 @@ class Memory:
         return scale
 
     @cached_property
-    def _directions(self) -> Floats:
+    def directions(self) -> Floats:
         """Return the whitened vectors, (M, D), each of length 1."""
         return _unit(self.vectors * self._scale)
 
@@ -153,10 +165,11 @@ class Memory:
 
     def _look_up(self, pooled: Floats, number: int) -> NearestPictures:
         vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
-        cosines = _unit(vectors * self._scale) @ self._directions.T
+        directions = _unit(vectors * self._scale)
+        cosines = directions @ self.directions.T
         pictures, cosines = _greatest(cosines, max(number, _MIN_LOOKED_UP))
         distances = np.sort(self._distances(pooled, pictures), axis=1)[:, :_NEAREST].mean(axis=1)
-        return NearestPictures(pictures[:, :number], cosines[:, :number], distances)
+        return NearestPictures(pictures[:, :number], cosines[:, :number], distances, directions)
 
     def _distances(self, pooled: Floats, pictures: Ids) -> Floats:
         """Return the distances (N, P) of pooled grids (N, C) to those of P pictures each, all scaled to length 1.
@@ -175,17 +188,19 @@ class NearestPictures(NamedTuple):
     """The P training pictures most similar to each of N pictures.
 
     pictures (N, P): their numbers in the memory, the most similar first. cosines (N, P): their similarity. distances
-    (N,): the mean distance of each picture to the nearest of the most similar, from 0 to 2.
+    (N,): the mean distance of each picture to the nearest of the most similar, from 0 to 2. directions (N, D): the
+    vector of each of the N, whitened, of length 1.
     """
 
     pictures: Ids
     cosines: Floats
     distances: Floats
+    directions: Floats
 
     def select(self, indices: Sequence[int]) -> NearestPictures:
         """Return the rows of the pictures with these indices."""
         rows = list(indices)
-        return NearestPictures(self.pictures[rows], self.cosines[rows], self.distances[rows])
+        return NearestPictures(self.pictures[rows], self.cosines[rows], self.distances[rows], self.directions[rows])
 
 
 def _unit(vectors: Floats) -> Floats:

@@ -110,14 +110,15 @@ class Neighbours:
     """How captions are ranked by their similarity to the captions of similar training pictures, the neighbours.
 
     number: of neighbours. temperature: of their weights, exp(cosine / temperature). factor: the weight with which a
-    caption's mean CIDEr-D against their captions, from 0 to 1, is added to its mean log-probability. copies: a
-    neighbour's caption replaces the best one if its similarity is more than this many times the best one's; None for no
-    copies.
+    caption's mean CIDEr-D against their captions, from 0 to 1, is added to its mean log-probability. match: the weight
+    with which the cosine of its words and the picture is added (see matcher.py). copies: a neighbour's caption replaces
+    the best one if its similarity is more than this many times the best one's; None for no copies.
     """
 
     number: int = 60
     temperature: float = 0.2
     factor: float = 32.0
+    match: float = 2.0
     copies: float | None = None
 
 

@@ -3,7 +3,7 @@
 The captions of the nearest training pictures (see neighbours.py) are a second opinion on what a picture shows. Captions
 that a search found are ranked by their log-probability and their CIDEr-D (Vedantam et al. 2015) against them (Devlin et
 al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning" and "Language Models for Image Captioning: The
-Quirks and What Works").
+Quirks and What Works"), and by how well their words match the picture (see matcher.py).
 
 This file needs no torch: captioners of every runtime share it.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .decoding_rules import Floats
-from .neighbours import NearestPictures, StoredCaptions
+from .neighbours import Memory, NearestPictures, StoredCaptions
 from .ngrams import Ids, NGrams, Values, padded, similarities_to, weighted_similarities
 from .options import Decoding, Neighbours
 from .search import Caption, State, Steps, teacher_force
@@ -51,19 +51,22 @@ class NeighbourOpinion(NamedTuple):
 
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
     similarities (K,): each caption's CIDEr-D against their captions, from 0 to 1, averaged over each picture's
-    captions and then over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the
-    one most similar to the others; None if copies are off, or none may be copied.
+    captions and then over the pictures, weighted by exp(cosine / temperature). matches (K,): how well each caption's
+    words match the picture, from -1 to 1; 0 without a matcher. copy: of the pictures' own captions, the one most
+    similar to the others; None if copies are off, or none may be copied.
     """
 
     pictures: Ids
     cosines: Floats
     similarities: Values
+    matches: Values
     copy: Copy | None
 
-    def order(self, captions: Sequence[Caption], factor: float) -> list[int]:
+    def order(self, captions: Sequence[Caption], neighbours: Neighbours) -> list[int]:
         """Return the indices of the captions, best first; equals keep their order."""
         means = np.array([caption.log_probability / max(len(caption.with_end), 1) for caption in captions])
-        order: list[int] = np.argsort(-(means + factor * self.similarities), kind="stable").tolist()
+        scores = means + neighbours.factor * self.similarities + neighbours.match * self.matches
+        order: list[int] = np.argsort(-scores, kind="stable").tolist()
         return order
 
     def copy_instead(self, best: int, ratio: float | None) -> Copy | None:
@@ -74,7 +77,7 @@ class NeighbourOpinion(NamedTuple):
 
 
 def consult(
-    stored: StoredCaptions,
+    memory: Memory,
     nearest: NearestPictures,
     candidates: Sequence[Sequence[Caption]],
     temperature: float,
@@ -82,21 +85,20 @@ def consult(
 ) -> list[NeighbourOpinion]:
     """Return the opinion of the most similar training pictures on the captions of N pictures.
 
-    stored: the memory's captions. nearest: the similar pictures. candidates: the captions of each of the N.
-    copy_lengths: the lengths, including END, that a copy may have; empty to look for no copies.
+    memory: one with captions. nearest: the similar pictures. candidates: the captions of each of the N. copy_lengths:
+    the lengths, including END, that a copy may have; empty to look for no copies.
     """
+    stored, matcher = memory.captions, memory.matcher
+    assert stored is not None
     opinions = []
-    for pictures, cosines, captions in zip(nearest.pictures, nearest.cosines, candidates, strict=True):
+    for pictures, cosines, direction, captions in zip(
+        nearest.pictures, nearest.cosines, nearest.directions, candidates, strict=True
+    ):
+        tokens = padded([caption.with_end for caption in captions])
         references = stored.of(pictures)
         weights = weights_of(cosines, temperature)[references.owners]
         weights /= np.bincount(references.owners)[references.owners]
-        similarities = similarities_to(
-            padded([caption.with_end for caption in captions]),
-            references.tokens,
-            references.norms,
-            weights,
-            stored.frequencies,
-        )
+        similarities = similarities_to(tokens, references.tokens, references.norms, weights, stored.frequencies)
         copy = None
         if copy_lengths:
             grams = NGrams.of(references.tokens)
@@ -104,7 +106,8 @@ def consult(
             to_itself = (references.norms > 0).mean(axis=1)  # less than 1 if a caption has fewer than 4 words
             to_others = np.maximum(to_others - weights * to_itself, 0)
             copy = _most_similar(references.tokens, to_others, copy_lengths)
-        opinions.append(NeighbourOpinion(pictures, cosines, similarities, copy))
+        matches = np.zeros(len(tokens)) if matcher is None else matcher.matches(direction, tokens)
+        opinions.append(NeighbourOpinion(pictures, cosines, similarities, matches, copy))
     return opinions
 
 
@@ -142,7 +145,7 @@ def _most_similar(captions: Ids, similarities: Values, copy_lengths: range) -> C
 
 
 def rank(
-    stored: StoredCaptions,
+    memory: Memory,
     nearest: NearestPictures,
     candidates: Sequence[Sequence[Caption]],
     neighbours: Neighbours,
@@ -151,15 +154,15 @@ def rank(
 ) -> list[Ranked]:
     """Return the captions of N pictures as their neighbours rank them.
 
-    stored: the memory's captions. nearest: the similar pictures. candidates: the captions of each of the N. decoding:
-    the search's settings; its length limits hold for copies too. score_copies: takes the indices of pictures and a copy
-    for each, and returns the copies as captions, see `as_captions`.
+    memory: one with captions. nearest: the similar pictures. candidates: the captions of each of the N. decoding: the
+    search's settings; its length limits hold for copies too. score_copies: takes the indices of pictures and a copy for
+    each, and returns the copies as captions, see `as_captions`.
     """
     copy_lengths = range(0) if neighbours.copies is None else decoding.lengths
-    opinions = consult(stored, nearest, candidates, neighbours.temperature, copy_lengths)
+    opinions = consult(memory, nearest, candidates, neighbours.temperature, copy_lengths)
     ranked, copies = [], {}
     for picture, (captions, opinion) in enumerate(zip(candidates, opinions, strict=True)):
-        order = opinion.order(captions, neighbours.factor)
+        order = opinion.order(captions, neighbours)
         copy = opinion.copy_instead(order[0], neighbours.copies)
         similarity = float(opinion.similarities[order[0]]) if copy is None else copy.similarity
         if copy is not None:

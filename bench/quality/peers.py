@@ -246,8 +246,7 @@ class Bench:
         memory = Memory.load(self._artifacts["remember"].path)
         search = PictureSearch(evaluation, machine, self._artifacts["extract"], decoder, memory)
         found = search.find(read_pictures(self._artifacts["ingest"].path, evaluation.split))
-        assert memory.captions is not None
-        choice = choose_neighbours(evaluation, found, memory.captions, self.vocabulary, is_scored=True)
+        choice = choose_neighbours(evaluation, found, memory, self.vocabulary, is_scored=True)
         ranked = [item.captions[0] for item in choice.rank(search, found)]
         return self._scores(found, [captions[0] for captions in found.captions]), self._scores(found, ranked)
 

@@ -17,11 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import describe
+from models.matcher import Matcher
 from models.neighbours import Memory, StoredCaptions
 from models.ngrams import Frequencies, ngrams
 from models.ranking import ANY_LENGTH, consult
 from models.search import Caption
 from models.vocabulary import END
+from tasks.neighbours.fit_matcher import SIZE as MATCHER_SIZE
 
 _SIZE, _WORDS, _VOCABULARY, _BEAM, _BATCH = 128, 11, 8000, 55, 32
 
@@ -47,7 +49,7 @@ def main() -> None:
         candidates = [_beam(stored, number) for number in range(_BATCH)]
 
         def ranked(lengths: range) -> Callable[[], object]:
-            return lambda: consult(stored, near, candidates, 0.1, lengths)  # noqa: B023
+            return lambda: consult(memory, near, candidates, 0.1, lengths)  # noqa: B023
 
         alone = _milliseconds(lambda: memory.look_up(queries[:1], args.number))  # noqa: B023
         together = _milliseconds(lambda: memory.look_up(queries, args.number)) / _BATCH  # noqa: B023
@@ -72,9 +74,10 @@ def _memory(pictures: int, captions: int) -> Memory:
         rows.ravel().astype(np.uint16), np.full(len(rows), _WORDS + 1), np.full(pictures, captions), frequencies
     )
     identity = np.eye(_SIZE, dtype=np.float32)
-    return Memory(
-        np.zeros((1, 1, _SIZE), np.float32), np.zeros(_SIZE, np.float32), identity, vectors.astype(np.float16), stored
-    )
+    shapes = [(_SIZE, MATCHER_SIZE), (MATCHER_SIZE,), (_VOCABULARY + 4, MATCHER_SIZE)]
+    matcher = Matcher(*(generator.normal(size=shape).astype(np.float16) for shape in shapes))
+    centre = np.zeros(_SIZE, np.float32)
+    return Memory(centre[None, None], centre, identity, vectors.astype(np.float16), stored, matcher)
 
 
 def _beam(stored: StoredCaptions, picture: int) -> list[Caption]:

@@ -37,7 +37,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     memory, fitted = Memory.load(artifacts.memory.path), read_scores(artifacts.scores.path)["neighbours"]
     neighbours = None if isinstance(fitted, str) else fitted
     if neighbours is None:
-        memory = replace(memory, captions=None)
+        memory = replace(memory, captions=None, matcher=None)
     decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
     parts: dict[str, Any] = {"format": FORMAT, "decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
     if config.starting_point is not None:

@@ -189,6 +189,12 @@ class NeighboursConfig(Section):
         description="factor with which a caption's weighted mean CIDEr-D / 10 against their captions is added to its "
         "mean log-probability",
     )
+    match: float = Field(
+        Neighbours.match,
+        ge=0,
+        le=1000,
+        description="factor with which the cosine between its words and the picture is added",
+    )
     copies: float | None = Field(
         Neighbours.copies,
         gt=0,
@@ -236,7 +242,7 @@ class EvaluationConfig(Section):
         "fitted",
         description="whether captions of similar training pictures help to rank the captions of a beam: `fitted`, "
         "unless they clearly do not help on dev; `off`, and a registered model then contains no captions; or `number`, "
-        "`temperature`, `factor` and `copies`",
+        "`temperature`, `factor`, `match` and `copies`",
     )
     n_best: int = Field(
         Decoding.n_best,

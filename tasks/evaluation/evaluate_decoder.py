@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
-from models.neighbours import Memory, StoredCaptions
+from models.neighbours import Memory
 from models.options import Neighbours
 from models.ranking import Ranked
 from models.vocabulary import Vocabulary
@@ -55,8 +55,6 @@ def evaluate_decoder(
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
     memory = Memory.load(remembered.path)
-    stored = memory.captions
-    assert stored is not None  # only the memory in a registered model may lack them
     decoder, _ = load_decoder(trained.path)
     search = PictureSearch(evaluation, machine, sources.grids, decoder, memory)
     scored = search.find(pictures)
@@ -64,13 +62,13 @@ def evaluate_decoder(
     if evaluation.split != "dev":
         dev_pictures = read_pictures(sources.manifest.path, "dev")
         dev = search.find(random.Random(0).sample(dev_pictures, min(len(dev_pictures), MOST_FITTED_TO)))
-    choice = choose_neighbours(evaluation, scored if dev is None else dev, stored, vocabulary, dev is None)
+    choice = choose_neighbours(evaluation, scored if dev is None else dev, memory, vocabulary, dev is None)
 
     def write(result: SearchResult, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:
         rows = rows_of(result, ranked, search.features(result, ranked), copies, vocabulary, evaluation)
         write_predictions(rows, result.pictures, path)
 
-    write(scored, choice.rank(search, scored), copied(stored, scored.near, vocabulary), out / PREDICTIONS)
+    write(scored, choice.rank(search, scored), copied(memory, scored.near, vocabulary), out / PREDICTIONS)
     if dev is not None:
         write(dev, search.ranked(dev, choice.whole), [None] * len(dev.pictures), out / FITTED_TO)  # none are scored
     confidence = _add_confidence(out, evaluation.acceptable)
@@ -118,18 +116,18 @@ class Choice:
 
 
 def choose_neighbours(
-    evaluation: EvaluationConfig, dev: SearchResult, stored: StoredCaptions, vocabulary: Vocabulary, is_scored: bool
+    evaluation: EvaluationConfig, dev: SearchResult, memory: Memory, vocabulary: Vocabulary, is_scored: bool
 ) -> Choice:
     """Return how neighbours rank captions. dev: the pictures to fit to. is_scored: whether they are scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":
         why = "evaluation.neighbours is off" if evaluation.neighbours == "off" else "the captions are drawn at random"
         return Choice(None, why, f"neighbours rank no captions: {why}")
     if evaluation.neighbours != "fitted":
-        return Choice(
-            Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
-        )
+        fixed = Neighbours(**evaluation.neighbours.model_dump())
+        fixed = fixed if memory.matcher is not None else replace(fixed, match=0.0)
+        return Choice(fixed, "", "neighbours rank captions as they are set to")
     lengths = evaluation.decoding().lengths
-    candidates = Candidates(dev.captions, dev.near, dev.pictures, stored, vocabulary, lengths)
+    candidates = Candidates(dev.captions, dev.near, dev.pictures, memory, vocabulary, lengths)
     fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
     if is_scored:

@@ -111,7 +111,7 @@ class PictureSearch:
                 captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
             return captions
 
-        return rank(self._memory.captions, result.near, result.captions, neighbours, self._decoding, score_copies)
+        return rank(self._memory, result.near, result.captions, neighbours, self._decoding, score_copies)
 
     def features(self, result: SearchResult, ranked: Sequence[Ranked]) -> Floats:
         """Return the features of the best captions' confidence (see confidence.py), (N, F)."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from models.neighbours import NearestPictures, StoredCaptions
+from models.neighbours import Memory, NearestPictures
 from models.options import Neighbours
 from models.ranking import NeighbourOpinion, consult
 from models.search import Caption
@@ -20,7 +20,8 @@ from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.ptb import tokenize
 
 FITTED_TO = 2000  # pictures of dev, at most
-_TEMPERATURES, _FACTORS, _COPIES = (0.05, 0.1, 0.2), (8.0, 16.0, 32.0, 64.0), (None, 1.0, 1.25, 1.5, 2.0)
+_TEMPERATURES, _FACTORS, _MATCHES = (0.05, 0.1, 0.2), (8.0, 16.0, 32.0, 64.0), (0.0, 1.0, 2.0, 4.0)
+_COPIES = (None, 1.0, 1.25, 1.5, 2.0)
 
 Values = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -49,20 +50,20 @@ class Candidates:
         candidates: Sequence[Sequence[Caption]],
         nearest: NearestPictures,
         pictures: Sequence[Picture],
-        stored: StoredCaptions,
+        memory: Memory,
         vocabulary: Vocabulary,
         lengths: range,
     ) -> None:
         """Consult the memory for each temperature.
 
-        candidates: the captions of each picture. nearest: the pictures similar to each. stored: the memory's captions.
+        candidates: the captions of each picture. nearest: the pictures similar to each. memory: one with captions.
         lengths: allowed lengths of a copy, including END.
         """
-        self._candidates = candidates
+        self._candidates, self._has_matcher = candidates, memory.matcher is not None
         self._opinions: dict[float, list[NeighbourOpinion]] = {}
         with Bar(len(candidates) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
             for temperature in _TEMPERATURES:
-                opinions = consult(stored, nearest, candidates, temperature, lengths)
+                opinions = consult(memory, nearest, candidates, temperature, lengths)
                 self._opinions[temperature] = opinions
                 bar.advance(len(candidates))
         texts = [[vocabulary.text(caption.tokens) for caption in captions] for captions in candidates]
@@ -87,38 +88,47 @@ class Candidates:
         if not selected.any():
             return Fit(None, 0.0)
         plain = np.array([own[0] for own in self._qualities])[selected]
-        default = self._chosen(Neighbours())[selected]
-        best, values = Neighbours(), default
-        for temperature, factor, copies in itertools.product(_TEMPERATURES, _FACTORS, _COPIES):
-            neighbours = Neighbours(temperature=temperature, factor=factor, copies=copies)
-            own = self._chosen(neighbours)[selected]
-            if own.mean() > values.mean():
-                best, values = neighbours, own
+        usual = Neighbours() if self._has_matcher else Neighbours(match=0.0)
+        default = self._chosen(usual, self._best(usual))[selected]
+        best, values = usual, default
+        matches = _MATCHES if self._has_matcher else (0.0,)
+        for temperature, factor, match in itertools.product(_TEMPERATURES, _FACTORS, matches):
+            neighbours = Neighbours(temperature=temperature, factor=factor, match=match)
+            first = self._best(neighbours)
+            for copies in _COPIES:
+                neighbours = replace(neighbours, copies=copies)
+                own = self._chosen(neighbours, first)[selected]
+                if own.mean() > values.mean():
+                    best, values = neighbours, own
         if (values - default).mean() <= 2 * _standard_error(values - default):
-            best, values = Neighbours(), default
+            best, values = usual, default
         gain, error = float((values - plain).mean()), _standard_error(values - plain)
         return Fit(best if gain + 2 * error > 0 else None, gain)
 
-    def _chosen(self, neighbours: Neighbours) -> Values:
-        """Return the quality of the captions that neighbours choose."""
-        index = _TEMPERATURES.index(neighbours.temperature)
-        chosen = []
+    def _best(self, neighbours: Neighbours) -> list[int]:
+        """Return the index of each picture's best caption, copies aside."""
         opinions = self._opinions[neighbours.temperature]
-        for captions, own, values in zip(self._candidates, opinions, self._qualities, strict=True):
-            best = own.order(captions, neighbours.factor)[0]
-            copied = own.copy_instead(best, neighbours.copies) is not None
-            chosen.append(values[len(captions) + index if copied else best])
+        return [own.order(captions, neighbours)[0] for captions, own in zip(self._candidates, opinions, strict=True)]
+
+    def _chosen(self, neighbours: Neighbours, best: Sequence[int]) -> Values:
+        """Return the quality of the captions that neighbours choose. best: as `_best` returns."""
+        index = _TEMPERATURES.index(neighbours.temperature)
+        opinions = self._opinions[neighbours.temperature]
+        chosen = []
+        for own, values, first in zip(opinions, self._qualities, best, strict=True):
+            copied = own.copy_instead(first, neighbours.copies) is not None
+            chosen.append(values[len(own.similarities) + index if copied else first])
         return np.array(chosen)
 
 
-def copied(stored: StoredCaptions, nearest: NearestPictures, vocabulary: Vocabulary) -> list[str]:
+def copied(memory: Memory, nearest: NearestPictures, vocabulary: Vocabulary) -> list[str]:
     """Return a caption copied from similar training pictures for each picture.
 
     It is the caption of the most similar pictures that is most similar to their others, which needs no training (Devlin
     et al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning"). It is empty if they have no whole
     caption without unknown words.
     """
-    opinions = consult(stored, nearest, [[]] * len(nearest.pictures), Neighbours.temperature)
+    opinions = consult(memory, nearest, [[]] * len(nearest.pictures), Neighbours.temperature)
     return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in opinions]
 
 

@@ -25,6 +25,7 @@ from tasks.config.starting_point import StartingPoint
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_frequencies, read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
+from tasks.neighbours.fit_matcher import MIN_CAPTIONS, fit_matcher
 from tasks.pipeline.ledger import Artifact, Outcome
 
 PICTURES = "pictures.parquet"  # the pictures' digests, in the order of the memory
@@ -61,10 +62,17 @@ def write_memory(
                 f"memory.joined: {start.address} remembers no captions, as neighbours did not help it: set it to false"
             )
         new_memory = join_memory(before, before.captions, reader, sampled, _new_ids(start.folder, captions.path))
+    notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
+    stored = new_memory.captions
+    assert stored is not None
+    if len(stored.lengths) >= MIN_CAPTIONS:
+        words = len(read_vocabulary(captions.path))
+        new_memory = replace(new_memory, matcher=fit_matcher(new_memory.directions, stored, words))
+    else:
+        notes.append(f"no matcher: {len(stored.lengths):,} captions are fewer than the {MIN_CAPTIONS:,} that it needs")
     new_memory.save(out)
     earlier = len(new_memory.vectors) - len(sampled)  # pictures whose photographs are not here
     pq.write_table(pa.table({"digest": [picture.digest for picture in sampled] + [""] * earlier}), out / PICTURES)
-    notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
     if start is not None:
         notes.append(f"{earlier:,} of the pictures are of the memory of {start.address}")
     # The numbers differ between machines by rounding, so the key is their digest.

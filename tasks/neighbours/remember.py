@@ -24,7 +24,7 @@ class Remember(Stage):
     """The stage `remember`: training pictures -> the memory of a captioner."""
 
     kind: ClassVar[str] = "remember"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     memory: MemoryConfig
     grids: Extract

@@ -33,6 +33,7 @@ from models.captioner import Captioner
 from models.confidence import FEATURES, Confidence
 from models.decoders import DECODERS
 from models.decoders.ensemble import make
+from models.matcher import Matcher
 from models.neighbours import Memory, StoredCaptions
 from models.ngrams import Frequencies
 from models.onnx.captioner import OnnxCaptioner
@@ -105,7 +106,7 @@ def untrained(name: str, members: int = 1, backbone: str = "tiny", **options: An
     vocabulary = Vocabulary(tuple(f"word{number}" for number in range(WORDS)))
     spec = {"name": backbone, "image_size": 64, "fit": "squash", "grid": None, "precision": "float32"}
     config = {"backbone": spec, "decoder": shape, "decoding": {"beam": 3, "max_length": 9}}
-    config["neighbours"] = {"number": 8, "temperature": 0.1, "factor": 16.0, "copies": 1.2}
+    config["neighbours"] = {"number": 8, "temperature": 0.1, "factor": 16.0, "match": 3.0, "copies": 1.2}
     fitted = ([0.0] * len(FEATURES), [20.0, 3.0, 0.2, 3.0, 1.0], [0.5, 0.5, 0.3, 1.0, -1.0], [2.0], [0.55, 0.05])
     confidence = Confidence(*(np.array(values, np.float32) for values in fitted))
     return Captioner(config, vocabulary, backbones.make(backbone), decoder, some_memory(512), confidence=confidence)
@@ -118,7 +119,8 @@ def some_memory(channels: int) -> Memory:
     captions[:, -1] = END
     frequencies = Frequencies.from_references(list(captions.reshape(20, 3, 6)))
     kept = StoredCaptions.make(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
-    return replace(memory, captions=kept)
+    matcher = Matcher(*(torch.randn(shape).half().numpy() for shape in ((16, 8), (8,), (WORDS + 4, 8))))
+    return replace(memory, captions=kept, matcher=matcher)
 
 
 class Both(NamedTuple):

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from models.captioner import Captioner
+from models.matcher import Matcher
 from models.neighbours import Memory, NearestPictures, StoredCaptions, _greatest
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
@@ -32,7 +34,9 @@ from tasks.evaluation.score_record import no_better_than_copied, read_scores
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.cider import cider_d
 from tasks.mlflow_store import tracking
+from tasks.neighbours import make_memory
 from tasks.neighbours.fit import Candidates
+from tasks.neighbours.fit_matcher import DualEncoder, fit_matcher
 from tasks.neighbours.make_memory import memory_of, read_remembered
 from tasks.registry.gates import gate_results
 from tests.photographs import tabled
@@ -52,7 +56,20 @@ def remembered(count: int, per_picture: int = 3, seed: int = 0, channels: int = 
         [[*generator.integers(4, 4 + WORDS, generator.integers(1, 9)).tolist(), END] for _ in range(per_picture)]
         for _ in range(count)
     ]
-    return replace(memory, captions=kept(captions)), captions
+    return with_captions(memory, captions), captions
+
+
+def with_captions(memory: Memory, captions: list[list[Any]]) -> Memory:
+    """The memory with captions of its pictures, and a matcher of random weights."""
+    generator, vectors = np.random.default_rng(3), memory.vectors.shape[1]
+    shapes = [(vectors, 6), (6,), (4 + WORDS, 6)]
+    matcher = Matcher(*(generator.normal(size=shape).astype(np.float16) for shape in shapes))
+    return replace(memory, captions=kept(captions), matcher=matcher)
+
+
+def memory_with(captions: list[list[Any]]) -> Memory:
+    """A memory of random pictures with these captions."""
+    return with_captions(memory_of(np.zeros((1, 1, 8), np.float32), normal(len(captions), 8), 8), captions)
 
 
 def kept(captions: list[list[Any]]) -> StoredCaptions:
@@ -80,7 +97,7 @@ def test_similarities_are_weighted_means_of_cider_d() -> None:
     memory, captions = remembered(30)
     assert memory.captions is not None
     found, near = found_for(5), memory.look_up(normal(5, 8), 7)
-    for own, said in zip(found, consult(memory.captions, near, found, 0.2), strict=True):
+    for own, said in zip(found, consult(memory, near, found, 0.2), strict=True):
         assert len(said.pictures) == 7
         weights = weights_of(said.cosines, 0.2)
         assert weights.sum() == pytest.approx(1) and weights == pytest.approx(np.sort(weights)[::-1])
@@ -154,23 +171,26 @@ def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
     shared = [10, 11, 12, 13, END]
     captions = [[shared, [20, 21, END]], [[10, 11, 12, 14, END]], [[10, 11, 15, 13, END]], [[10, 11, 12, UNK, END]]]
     captions += [[[30 + number, 31, 32]] for number in range(4)]  # cut
-    near = NearestPictures(np.arange(8)[None], np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
-    (said,) = consult(kept(captions), near, [[]], 10.0)
+    near = NearestPictures(np.arange(8)[None], *(np.zeros(shape, np.float32) for shape in ((1, 8), 1, (1, 7))))
+    (said,) = consult(memory_with(captions), near, [[]], 10.0)
     assert said.copy is not None and said.copy.tokens == shared and said.copy.similarity > 0
     # A caption's likeness to itself is none to others.
-    (said,) = consult(kept([[[20 + number, END]] for number in range(8)]), near, [[]], 10.0)
+    (said,) = consult(memory_with([[[20 + number, END]] for number in range(8)]), near, [[]], 10.0)
     assert said.copy is not None and said.copy.similarity == pytest.approx(0, abs=1e-12)
-    assert consult(kept(captions), near, [[]], 10.0, range(0))[0].copy is None
-    (short,) = consult(kept(captions), near, [[]], 10.0, range(1, 4))
+    assert consult(memory_with(captions), near, [[]], 10.0, range(0))[0].copy is None
+    (short,) = consult(memory_with(captions), near, [[]], 10.0, range(1, 4))
     assert short.copy is not None and short.copy.tokens == [20, 21, END]
-    assert consult(kept([[[4, UNK, END]]] * 8), near, [[]], 10.0)[0].copy is None
+    assert consult(memory_with([[[4, UNK, END]]] * 8), near, [[]], 10.0)[0].copy is None
 
 
-def test_captions_are_ranked_by_likelihood_and_similarity() -> None:
+def test_captions_are_ranked_by_likelihood_similarity_and_match() -> None:
     captions = [Caption([5], -2.0, True), Caption([6], -4.0, True), Caption([7], -2.0, True)]
-    said = NeighbourOpinion(np.arange(2), np.ones(2, np.float32), np.array([0.0, 0.2, 0.0]), Copy([8, END], 0.3))
-    assert said.order(captions, 0.0) == [0, 2, 1]  # of equals, in their order
-    assert said.order(captions, 16.0) == [1, 0, 2]
+    similarities, matches = np.array([0.0, 0.2, 0.0]), np.array([0.1, -0.2, 0.2])
+    said = NeighbourOpinion(np.arange(2), np.ones(2, np.float32), similarities, matches, Copy([8, END], 0.3))
+    assert said.order(captions, Neighbours(factor=0.0, match=0.0)) == [0, 2, 1]  # of equals, in their order
+    assert said.order(captions, Neighbours(factor=16.0, match=0.0)) == [1, 0, 2]
+    assert said.order(captions, Neighbours(factor=16.0, match=1.0)) == [1, 2, 0]
+    assert said.order(captions, Neighbours(factor=16.0, match=8.0)) == [2, 0, 1]
     assert said.copy_instead(1, None) is None and said.copy_instead(1, 2.0) is None
     assert said.copy_instead(1, 1.2) == said.copy
 
@@ -182,10 +202,44 @@ def test_a_memory_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     assert memory.captions is not None and again.captions is not None
     found, near, same = found_for(3), memory.look_up(normal(3, 8), 5), again.look_up(normal(3, 8), 5)
     assert all(np.array_equal(getattr(near, name), getattr(same, name)) for name in near._fields)
-    pairs = zip(consult(memory.captions, near, found, 0.1), consult(again.captions, same, found, 0.1), strict=True)
-    assert all(np.array_equal(a.similarities, b.similarities) and a.copy == b.copy for a, b in pairs)
-    replace(memory, captions=None).save(tmp_path)
-    assert Memory.load(tmp_path).captions is None
+    pairs = zip(consult(memory, near, found, 0.1), consult(again, same, found, 0.1), strict=True)
+    for a, b in pairs:
+        assert np.array_equal(a.similarities, b.similarities) and np.array_equal(a.matches, b.matches)
+        assert a.copy == b.copy
+    replace(memory, captions=None, matcher=None).save(tmp_path)
+    assert Memory.load(tmp_path).captions is None and Memory.load(tmp_path).matcher is None
+
+
+def test_a_matcher_tells_a_pictures_words_from_those_of_other_pictures() -> None:
+    """Each picture shows a few of forty things, in a direction for each, and its captions name them."""
+    generator = np.random.default_rng(7)
+    shown = [generator.choice(WORDS, 3, replace=False) for _ in range(400)]
+    things = normal(WORDS, 24, seed=8)
+    pooled = np.stack([things[own].sum(axis=0) for own in shown]) + normal(400, 24, seed=9) / 10
+    captions = [[[*(4 + generator.permutation(own)).tolist(), END] for _ in range(2)] for own in shown]
+    memory = memory_of(np.zeros((1, 1, 24), np.float32), pooled[:300], 24)
+    matcher = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY))
+    held = memory.look_up(pooled[300:], 1).directions
+    said = padded([own[0] for own in captions[300:]])
+    matches = np.stack([matcher.matches(direction, said) for direction in held])
+    assert (np.abs(matches) <= 1 + 1e-3).all()
+    assert (matches.argmax(axis=1) == np.arange(100)).mean() > 0.8
+    again = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY))
+    assert all(np.array_equal(getattr(matcher, name), getattr(again, name)) for name in ("projection", "bias", "words"))
+
+
+def test_a_matcher_is_the_dual_encoder_that_was_trained() -> None:
+    torch.manual_seed(0)
+    encoder = DualEncoder(8, len(VOCABULARY)).eval()
+    weights = (encoder.projection.weight.T, encoder.projection.bias, encoder.words.weight[: len(VOCABULARY)])
+    matcher = Matcher(*(weight.detach().numpy().astype(np.float16) for weight in weights))
+    directions, said = unit(normal(5, 8)), padded([[4, 5, END], [6, END], [7, 7, 8, 9, END], [UNK], [10]])
+    with torch.no_grad():
+        tokens = torch.from_numpy(np.where(said < 0, len(VOCABULARY), said))
+        expected = encoder(torch.from_numpy(directions), tokens) / encoder.log_scale.exp()
+    found = np.stack([matcher.matches(direction, said) for direction in directions])
+    np.testing.assert_allclose(found, expected.numpy(), atol=2e-3)  # float16 is kept
+    assert matcher.matches(directions[0], padded([])).shape == (0,)
 
 
 def candidates_of(knows: bool, count: int = 120) -> Candidates:
@@ -201,7 +255,8 @@ def candidates_of(knows: bool, count: int = 120) -> Candidates:
         likelier, other = (wrong, own[:-1]) if knows else (own[:-1], wrong)
         found.append([Caption(likelier, -3.0, True), Caption(other, -4.0, True)])
     held = [Picture(str(number), str(number), [VOCABULARY.text(own)], None) for number, own in enumerate(right)]
-    return Candidates(found, memory.look_up(pooled, 60), held, kept([[own] for own in said]), VOCABULARY, ANY_LENGTH)
+    memory = with_captions(memory, [[own] for own in said])
+    return Candidates(found, memory.look_up(pooled, 60), held, memory, VOCABULARY, ANY_LENGTH)
 
 
 def test_neighbours_are_consulted_where_they_help_and_left_out_where_they_do_not() -> None:
@@ -219,7 +274,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workspace
 
 
-SET = {"number": 10, "temperature": 0.2, "factor": 8.0, "copies": 1.1}
+SET = {"number": 10, "temperature": 0.2, "factor": 8.0, "match": 0.0, "copies": 1.1}
 
 
 def config_of(workspace: Path, **changes: object) -> Any:
@@ -288,6 +343,24 @@ def test_a_memory_is_bounded_and_says_so(finished_copy: Path) -> None:
     found = artifacts(config, "remember")["remember"]
     assert Memory.load(found.path).vectors.shape[0] == 20 and len(read_remembered(found.path)) == 20
     assert found.ledger.notes[0].endswith("pictures are left out: memory.pictures is 20")
+
+
+def test_a_matcher_is_trained_if_there_are_enough_captions(
+    finished_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"memory__pictures": 20, "evaluation__beam": 4, "evaluation__neighbours": {"match": 3.0}}
+    config = small(finished_copy, **settings)
+    run_all(config)
+    found = artifacts(config, "evaluate")
+    captions = len(Memory.load(found["remember"].path).captions.lengths)  # type: ignore[union-attr]
+    assert found["remember"].ledger.notes[-1].startswith(f"no matcher: {captions} captions are fewer than the 5,000")
+    assert read_scores(found["evaluate"].path)["neighbours"]["match"] == 0  # type: ignore[index]
+    monkeypatch.setattr(make_memory, "MIN_CAPTIONS", captions)
+    config = small(finished_copy, **settings, memory__joined=False)
+    run_all(config)
+    found = artifacts(config, "evaluate")
+    assert Memory.load(found["remember"].path).matcher is not None
+    assert read_scores(found["evaluate"].path)["neighbours"]["match"] == 3.0  # type: ignore[index]
 
 
 def test_a_removed_picture_leaves_the_next_memory(tmp_path: Path) -> None:

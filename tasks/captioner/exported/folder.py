@@ -22,6 +22,7 @@ TORCH_FREE = (
     "encoded_pictures.py",
     "given_grids.py",
     "out_of_memory.py",
+    "matcher.py",
     "neighbours.py",
     "ngrams.py",
     "options.py",
