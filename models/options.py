@@ -111,8 +111,8 @@ class Neighbours:
 
     number: of neighbours. temperature: of their weights, exp(cosine / temperature). factor: the weight with which a
     caption's mean CIDEr-D against their captions, from 0 to 1, is added to its mean log-probability. match: the weight
-    with which the cosine of its words and the picture is added (see matcher.py). copies: a neighbour's caption replaces
-    the best one if its similarity is more than this many times the best one's; None for no copies.
+    of how well its words match the picture, from -1 to 1 (see matcher.py); 0 without a matcher. copies: a neighbour's
+    caption replaces the best one if its similarity is more than this many times the best one's; None for no copies.
     """
 
     number: int = 60

@@ -38,6 +38,8 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     neighbours = None if isinstance(fitted, str) else fitted
     if neighbours is None:
         memory = replace(memory, captions=None, matcher=None)
+    elif not neighbours["match"]:
+        memory = replace(memory, matcher=None)
     decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
     parts: dict[str, Any] = {"format": FORMAT, "decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
     if config.starting_point is not None:

@@ -193,7 +193,8 @@ class NeighboursConfig(Section):
         Neighbours.match,
         ge=0,
         le=1000,
-        description="factor with which the cosine between its words and the picture is added",
+        description="factor with which the match of its words and the picture, from -1 to 1, is added; the matcher "
+        "needs 5,000 captions of 1,000 pictures",
     )
     copies: float | None = Field(
         Neighbours.copies,

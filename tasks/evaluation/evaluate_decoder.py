@@ -124,8 +124,11 @@ def choose_neighbours(
         return Choice(None, why, f"neighbours rank no captions: {why}")
     if evaluation.neighbours != "fitted":
         fixed = Neighbours(**evaluation.neighbours.model_dump())
-        fixed = fixed if memory.matcher is not None else replace(fixed, match=0.0)
-        return Choice(fixed, "", "neighbours rank captions as they are set to")
+        note = "neighbours rank captions as they are set to"
+        if memory.matcher is None:
+            fixed = replace(fixed, match=0.0)
+            note += ", but without a matcher"
+        return Choice(fixed, "", note)
     lengths = evaluation.decoding().lengths
     candidates = Candidates(dev.captions, dev.near, dev.pictures, memory, vocabulary, lengths)
     fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))

@@ -86,9 +86,14 @@ def describe_neighbours(result: ScoreRecord) -> str:
     copies = neighbours["copies"]
     return (
         f"The captions of the {neighbours['number']} most similar training pictures help to rank the candidates "
-        f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}, match {neighbours['match']:g}"
+        f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
         + (f", copied if {copies:g} times as similar" if copies is not None else "")
         + "). The model contains these captions."
+        + (
+            f" A matcher of words and pictures helps too (factor {neighbours['match']:g})."
+            if neighbours["match"]
+            else ""
+        )
     )
 
 

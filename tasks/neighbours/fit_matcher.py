@@ -14,8 +14,8 @@ from models.ngrams import Ids
 from tasks.common.progress import Bar
 
 SIZE = 256  # dimensions of the space of pictures and captions
-MIN_CAPTIONS = 5000  # with fewer, it learns too little: ranking by it made captions worse (docs/measured.md)
-_BATCH, _EPOCHS, _MIN_STEPS = 256, 6, 700
+MIN_PICTURES, MIN_CAPTIONS = 1000, 5000  # with fewer, ranking by it made captions worse (docs/measured.md)
+_BATCH, _EPOCHS, _MIN_STEPS, _MAX_STEPS = 256, 6, 700, 5000
 _LEARNING_RATE, _WARMUP, _WEIGHT_DECAY, _DROPOUT = 1e-3, 50, 0.01, 0.2
 
 
@@ -41,27 +41,28 @@ class DualEncoder(nn.Module):
         return pictures @ captions.T * self.log_scale.exp()
 
 
-def fit_matcher(directions: Floats, stored: StoredCaptions, words: int) -> Matcher:
+def fit_matcher(directions: Floats, stored: StoredCaptions, words: int, device: torch.device) -> Matcher:
     """Return the matcher of M pictures, trained to tell each one's caption from the others' of a batch, and back.
 
-    directions (M, D): the pictures' whitened vectors. words: the size of the vocabulary. The loss is the symmetric
-    cross-entropy of Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision".
+    directions (M, D): the pictures' whitened vectors. words: the size of the vocabulary; the vectors of those that no
+    caption has are zero. The loss is the symmetric cross-entropy of Radford et al. 2021, "Learning Transferable Visual
+    Models From Natural Language Supervision".
     """
     torch.manual_seed(0)
     generator = np.random.default_rng(0)
-    encoder = DualEncoder(directions.shape[1], words)
+    encoder = DualEncoder(directions.shape[1], words).to(device)
     optimiser = torch.optim.AdamW(encoder.parameters(), _LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    pictures, size = torch.from_numpy(directions), min(_BATCH, len(directions))
-    steps = max(_MIN_STEPS, _EPOCHS * len(stored.lengths) // size)
+    pictures = torch.from_numpy(directions).to(device)
+    steps = min(max(_MIN_STEPS, _EPOCHS * len(stored.lengths) // _BATCH), _MAX_STEPS)
     order: Ids = np.zeros(0, np.int64)
     with Bar(steps, "matcher of pictures and captions", "steps") as bar:
         for step in range(steps):
-            if len(order) < size:
+            if len(order) < _BATCH:
                 order = generator.permutation(len(directions))
-            batch, order = order[:size], order[size:]
+            batch, order = order[:_BATCH], order[_BATCH:]
             tokens = stored.draw(batch, generator)
-            logits = encoder(pictures[batch], torch.from_numpy(np.where(tokens < 0, words, tokens)))
-            own = torch.arange(size)
+            logits = encoder(pictures[batch], torch.from_numpy(np.where(tokens < 0, words, tokens)).to(device))
+            own = torch.arange(len(batch), device=device)
             loss = functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
             for group in optimiser.param_groups:
                 group["lr"] = _LEARNING_RATE * min(1, step / _WARMUP) * (1 - step / steps)
@@ -70,4 +71,6 @@ def fit_matcher(directions: Floats, stored: StoredCaptions, words: int) -> Match
             optimiser.step()
             bar.advance(1)
     weights = (encoder.projection.weight.T, encoder.projection.bias, encoder.words.weight[:words])
-    return Matcher(*(weight.detach().numpy().astype(np.float16) for weight in weights))
+    matcher = Matcher(*(weight.detach().cpu().numpy().astype(np.float16) for weight in weights))
+    matcher.words[np.setdiff1d(np.arange(words), stored.tokens)] = 0
+    return matcher

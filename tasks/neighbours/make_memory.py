@@ -19,13 +19,14 @@ from models.ngrams import Frequencies, Ids, padded
 from models.vocabulary import NULL, SPECIAL
 from tasks.common.errors import AttendError
 from tasks.common.progress import in_parts
+from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import MemoryConfig
 from tasks.config.starting_point import StartingPoint
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_frequencies, read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
-from tasks.neighbours.fit_matcher import MIN_CAPTIONS, fit_matcher
+from tasks.neighbours.fit_matcher import MIN_CAPTIONS, MIN_PICTURES, fit_matcher
 from tasks.pipeline.ledger import Artifact, Outcome
 
 PICTURES = "pictures.parquet"  # the pictures' digests, in the order of the memory
@@ -65,11 +66,13 @@ def write_memory(
     notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
     stored = new_memory.captions
     assert stored is not None
-    if len(stored.lengths) >= MIN_CAPTIONS:
+    if len(stored.counts) >= MIN_PICTURES and len(stored.lengths) >= MIN_CAPTIONS:
         words = len(read_vocabulary(captions.path))
-        new_memory = replace(new_memory, matcher=fit_matcher(new_memory.directions, stored, words))
+        matcher = fit_matcher(new_memory.directions, stored, words, device_of(machine))
+        new_memory = replace(new_memory, matcher=matcher)
     else:
-        notes.append(f"no matcher: {len(stored.lengths):,} captions are fewer than the {MIN_CAPTIONS:,} that it needs")
+        few = f"{len(stored.lengths):,} captions of {len(stored.counts):,} pictures are too few"
+        notes.append(f"no matcher: {few}: it needs {MIN_CAPTIONS:,} of {MIN_PICTURES:,}")
     new_memory.save(out)
     earlier = len(new_memory.vectors) - len(sampled)  # pictures whose photographs are not here
     pq.write_table(pa.table({"digest": [picture.digest for picture in sampled] + [""] * earlier}), out / PICTURES)
@@ -134,7 +137,7 @@ def join_memory(
     ends = np.cumsum(counts)
     references = [padded(rows[end - count : end]) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
     joined = StoredCaptions.make(_as_smallest_type(tokens), lengths, counts, Frequencies.from_references(references))
-    return replace(before, vectors=np.concatenate([vectors, before.vectors]), captions=joined)
+    return replace(before, vectors=np.concatenate([vectors, before.vectors]), captions=joined, matcher=None)
 
 
 def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:

@@ -218,13 +218,14 @@ def test_a_matcher_tells_a_pictures_words_from_those_of_other_pictures() -> None
     pooled = np.stack([things[own].sum(axis=0) for own in shown]) + normal(400, 24, seed=9) / 10
     captions = [[[*(4 + generator.permutation(own)).tolist(), END] for _ in range(2)] for own in shown]
     memory = memory_of(np.zeros((1, 1, 24), np.float32), pooled[:300], 24)
-    matcher = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY))
+    matcher = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY), torch.device("cpu"))
     held = memory.look_up(pooled[300:], 1).directions
     said = padded([own[0] for own in captions[300:]])
     matches = np.stack([matcher.matches(direction, said) for direction in held])
     assert (np.abs(matches) <= 1 + 1e-3).all()
     assert (matches.argmax(axis=1) == np.arange(100)).mean() > 0.8
-    again = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY))
+    assert not matcher.words[UNK].any() and matcher.words[4].any()  # no caption has it
+    again = fit_matcher(memory.directions, kept(captions[:300]), len(VOCABULARY), torch.device("cpu"))
     assert all(np.array_equal(getattr(matcher, name), getattr(again, name)) for name in ("projection", "bias", "words"))
 
 
@@ -259,6 +260,31 @@ def candidates_of(knows: bool, count: int = 120) -> Candidates:
     return Candidates(found, memory.look_up(pooled, 60), held, memory, VOCABULARY, ANY_LENGTH)
 
 
+def test_the_weight_of_the_matcher_is_fitted() -> None:
+    """The words of each right caption, and these alone, point in the direction of its picture."""
+    pooled = normal(120, 40)
+    memory = memory_of(np.zeros((1, 1, 40), np.float32), pooled, 40)
+    words = np.zeros((4 + WORDS, 40), np.float16)
+    words[4:] = np.eye(40)
+    matcher = Matcher(np.eye(memory.directions.shape[1], 40, dtype=np.float16), np.zeros(40, np.float16), words)
+    right = np.abs(memory.directions).argmax(axis=1)
+    memory.directions[np.arange(120), right] *= np.sign(memory.directions[np.arange(120), right])
+    near = memory.look_up(pooled, 60)._replace(directions=memory.directions)
+    found = [
+        [Caption([4 + (own + 1) % 40] * 4, -4.0, True), Caption([4 + own] * 4, -5.0, True)] for own in right.tolist()
+    ]
+    held = [
+        Picture(str(number), str(number), [VOCABULARY.text([4 + own] * 4)], None) for number, own in enumerate(right)
+    ]
+    nothing = [[[UNK, END]]] * 120
+    weights = []
+    for own in (matcher, None):
+        kept_memory = replace(memory, captions=kept(nothing), matcher=own)
+        fitted = Candidates(found, near, held, kept_memory, VOCABULARY, ANY_LENGTH).fit(np.ones(120, np.bool_))
+        weights.append(0.0 if fitted.neighbours is None else fitted.neighbours.match)
+    assert weights[0] > 0 and weights[1] == 0
+
+
 def test_neighbours_are_consulted_where_they_help_and_left_out_where_they_do_not() -> None:
     everything = np.ones(120, np.bool_)
     helped = candidates_of(knows=True).fit(everything)
@@ -268,13 +294,21 @@ def test_neighbours_are_consulted_where_they_help_and_left_out_where_they_do_not
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a registered version whose neighbours are set."""
+    """A workspace with a registered version whose neighbours are set, and which has a matcher."""
     workspace = tmp_path_factory.mktemp("neighbours") / "workspace"
-    register_all(config_of(workspace))
+    with pytest.MonkeyPatch.context() as patch:
+        allow_any_number(patch)
+        register_all(config_of(workspace))
     return workspace
 
 
-SET = {"number": 10, "temperature": 0.2, "factor": 8.0, "match": 0.0, "copies": 1.1}
+def allow_any_number(patch: pytest.MonkeyPatch) -> None:
+    """Train a matcher on however few pictures and captions."""
+    patch.setattr(make_memory, "MIN_PICTURES", 1)
+    patch.setattr(make_memory, "MIN_CAPTIONS", 1)
+
+
+SET = {"number": 10, "temperature": 0.2, "factor": 8.0, "match": 1.5, "copies": 1.1}
 
 
 def config_of(workspace: Path, **changes: object) -> Any:
@@ -316,6 +350,7 @@ def test_off_leaves_the_captions_out_of_the_model(ranked: Path, tmp_path: Path) 
     config = config_of(ranked, evaluation__neighbours=False)  # as YAML reads `off`
     assert config.evaluation.neighbours == "off" and not config.evaluation.decoding().neighbours
     register_all(config)
+    assert Memory.load(artifacts(config, "remember")["remember"].path).matcher is not None
     captioner = make_captioner(config, captioner_artifacts(config))
     captioner.save(tmp_path)
     with np.load(tmp_path / "memory.npz") as saved:
@@ -353,9 +388,10 @@ def test_a_matcher_is_trained_if_there_are_enough_captions(
     run_all(config)
     found = artifacts(config, "evaluate")
     captions = len(Memory.load(found["remember"].path).captions.lengths)  # type: ignore[union-attr]
-    assert found["remember"].ledger.notes[-1].startswith(f"no matcher: {captions} captions are fewer than the 5,000")
+    assert found["remember"].ledger.notes[-1].startswith(f"no matcher: {captions} captions of 20 pictures are too few")
     assert read_scores(found["evaluate"].path)["neighbours"]["match"] == 0  # type: ignore[index]
-    monkeypatch.setattr(make_memory, "MIN_CAPTIONS", captions)
+    assert "without a matcher" in found["evaluate"].ledger.notes[0]
+    allow_any_number(monkeypatch)
     config = small(finished_copy, **settings, memory__joined=False)
     run_all(config)
     found = artifacts(config, "evaluate")

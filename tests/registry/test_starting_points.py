@@ -33,6 +33,7 @@ from tasks.config.schema import Config
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import read_identity
 from tasks.mlflow_store.embedded_store import DATABASE
+from tasks.neighbours import make_memory
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.model_card import card
@@ -280,7 +281,10 @@ def joined(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("joined")
     path = own(folder, exported, captions={"vocabulary": "joined"}, memory={"joined": True})
     config = load(str(path))
-    register_all(config)
+    with pytest.MonkeyPatch.context() as patch:  # so few captions have no matcher otherwise
+        patch.setattr(make_memory, "MIN_PICTURES", 1)
+        patch.setattr(make_memory, "MIN_CAPTIONS", 1)
+        register_all(config)
     return config
 
 
@@ -302,6 +306,7 @@ def test_no_word_is_lost_and_the_memory_finds_pictures_of_both(joined: Config, e
     assert texts[0] == texts[1] != []
     assert both.captions.frequencies.pictures == len(both.vectors)
     assert (both.captions.tokens != UNK).all()
+    assert both.matcher is not None and len(both.matcher.words) == len(after.vocabulary)
     # A picture of either finds itself.
     pooled = of_base.vectors[:1].astype(np.float32) @ of_base.basis.T + of_base.mean
     assert number in both.look_up(pooled, 3).pictures[0]
