@@ -40,6 +40,11 @@ class Matcher:
         vectors = np.where((captions >= 0)[:, :, None], self.words[captions], np.float16(0)).sum(
             axis=1, dtype=np.float32
         )
-        lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(picture)
-        cosines: Values = (vectors @ picture / np.maximum(lengths, _EPSILON)).astype(np.float64)
+        cosines: Values = (unit(vectors) @ unit(picture)).astype(np.float64)
         return cosines
+
+
+def unit(vectors: Floats) -> Floats:
+    """Return vectors (..., D) scaled to length 1."""
+    scaled: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _EPSILON)
+    return scaled

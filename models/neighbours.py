@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .decoding_rules import Floats
-from .matcher import Matcher
+from .matcher import Matcher, unit
 from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
 
 _FILE = "memory.npz"
@@ -156,7 +156,7 @@ class Memory:
     @cached_property
     def directions(self) -> Floats:
         """Return the whitened vectors, (M, D), each of length 1."""
-        return _unit(self.vectors * self._scale)
+        return unit(self.vectors * self._scale)
 
     def look_up(self, pooled: Floats, number: int) -> NearestPictures:
         """Return the `number` pictures most similar to each of the pooled grids (N, C), or all if there are fewer."""
@@ -165,7 +165,7 @@ class Memory:
 
     def _look_up(self, pooled: Floats, number: int) -> NearestPictures:
         vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
-        directions = _unit(vectors * self._scale)
+        directions = unit(vectors * self._scale)
         cosines = directions @ self.directions.T
         pictures, cosines = _greatest(cosines, max(number, _MIN_LOOKED_UP))
         distances = np.sort(self._distances(pooled, pictures), axis=1)[:, :_NEAREST].mean(axis=1)
@@ -201,12 +201,6 @@ class NearestPictures(NamedTuple):
         """Return the rows of the pictures with these indices."""
         rows = list(indices)
         return NearestPictures(self.pictures[rows], self.cosines[rows], self.distances[rows], self.directions[rows])
-
-
-def _unit(vectors: Floats) -> Floats:
-    """Return vectors (..., D) scaled to length 1."""
-    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _EPSILON)
-    return unit
 
 
 def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:

@@ -29,6 +29,7 @@ from tasks.grids.identity import Identity
 from tasks.grids.store import Grids, GridStore
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.embedded_store import DATABASE, VERSION
+from tasks.neighbours import make_memory
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Plan, Read, Status
@@ -150,6 +151,12 @@ def small(workspace: Path, **changes: object) -> Config:
 def run_all(config: Config) -> dict[str, str]:
     """Run every stage but register; stage -> its state before."""
     return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+
+
+def train_any_matcher(patch: pytest.MonkeyPatch) -> None:
+    """Train a matcher on however few pictures and captions."""
+    patch.setattr(make_memory, "MIN_PICTURES", 1)
+    patch.setattr(make_memory, "MIN_CAPTIONS", 1)
 
 
 def trained(workspace: Path, **changes: object) -> Config:

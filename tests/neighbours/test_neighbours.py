@@ -34,13 +34,22 @@ from tasks.evaluation.score_record import no_better_than_copied, read_scores
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.cider import cider_d
 from tasks.mlflow_store import tracking
-from tasks.neighbours import make_memory
 from tasks.neighbours.fit import Candidates
 from tasks.neighbours.fit_matcher import DualEncoder, fit_matcher
 from tasks.neighbours.make_memory import memory_of, read_remembered
 from tasks.registry.gates import gate_results
 from tests.photographs import tabled
-from tests.support import artifacts, captioner_artifacts, pictures, plan, register_all, run_all, small, trained
+from tests.support import (
+    artifacts,
+    captioner_artifacts,
+    pictures,
+    plan,
+    register_all,
+    run_all,
+    small,
+    train_any_matcher,
+    trained,
+)
 
 WORDS = 40
 VOCABULARY = Vocabulary(tuple(f"word{number}" for number in range(WORDS)))
@@ -297,15 +306,9 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a registered version whose neighbours are set, and which has a matcher."""
     workspace = tmp_path_factory.mktemp("neighbours") / "workspace"
     with pytest.MonkeyPatch.context() as patch:
-        allow_any_number(patch)
+        train_any_matcher(patch)
         register_all(config_of(workspace))
     return workspace
-
-
-def allow_any_number(patch: pytest.MonkeyPatch) -> None:
-    """Train a matcher on however few pictures and captions."""
-    patch.setattr(make_memory, "MIN_PICTURES", 1)
-    patch.setattr(make_memory, "MIN_CAPTIONS", 1)
 
 
 SET = {"number": 10, "temperature": 0.2, "factor": 8.0, "match": 1.5, "copies": 1.1}
@@ -391,7 +394,7 @@ def test_a_matcher_is_trained_if_there_are_enough_captions(
     assert found["remember"].ledger.notes[-1].startswith(f"no matcher: {captions} captions of 20 pictures are too few")
     assert read_scores(found["evaluate"].path)["neighbours"]["match"] == 0  # type: ignore[index]
     assert "without a matcher" in found["evaluate"].ledger.notes[0]
-    allow_any_number(monkeypatch)
+    train_any_matcher(monkeypatch)
     config = small(finished_copy, **settings, memory__joined=False)
     run_all(config)
     found = artifacts(config, "evaluate")

@@ -33,7 +33,6 @@ from tasks.config.schema import Config
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import read_identity
 from tasks.mlflow_store.embedded_store import DATABASE
-from tasks.neighbours import make_memory
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.model_card import card
@@ -48,6 +47,7 @@ from tests.support import (
     run_all,
     run_stage,
     small,
+    train_any_matcher,
     trained,
 )
 
@@ -281,9 +281,8 @@ def joined(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("joined")
     path = own(folder, exported, captions={"vocabulary": "joined"}, memory={"joined": True})
     config = load(str(path))
-    with pytest.MonkeyPatch.context() as patch:  # so few captions have no matcher otherwise
-        patch.setattr(make_memory, "MIN_PICTURES", 1)
-        patch.setattr(make_memory, "MIN_CAPTIONS", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        train_any_matcher(patch)
         register_all(config)
     return config
 
